@@ -303,3 +303,40 @@ def test_a_step_that_asks_for_the_size_of_its_batch_runs_as_it_was_looked_at(fou
     many = weights(strategies.create("mirrored", devices=four_devices[:2]))
     for mine, theirs in zip(many, one, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+class Layerwise(keras.Model):
+    """Calls its layers by themselves, one of which adds to the loss, and never the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(5), keras.layers.Dense(1, activity_regularizer="l2")
+
+    def call(self, x):
+        return self.last(self.first(x))
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self.last(self.first(x)))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"total": loss}
+
+
+@pytest.mark.slow
+def test_what_layers_add_is_each_replicas_own_if_the_model_is_never_called(four_devices):
+    if keras.__version__.startswith("3.12."):
+        pytest.skip("an activity regularizer of Keras 3.12 sums over the batch, which nobody can tell from a mean")
+
+    def weights(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Layerwise()
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    one = weights(strategies.create("one_device", devices=four_devices[:1]))
+    many = weights(strategies.create("mirrored", devices=four_devices[:2]))
+    for mine, theirs in zip(many, one, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)

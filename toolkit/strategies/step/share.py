@@ -492,13 +492,18 @@ class _ByReplica(UserList):
         return self.data[place]
 
 
+def keep_losses_apart(model: Any) -> None:
+    """Makes a model's layers keep their losses by replica, also those that a step calls without the model."""
+    for layer in model._flatten_layers():
+        kept = vars(layer)  # Avoids Keras's actions when an attribute is set.
+        if not isinstance(kept[_LOSSES], _ByReplica):
+            kept[_LOSSES] = _ByReplica(kept[_LOSSES])
+
+
 def clear_losses(original: Callable, model: Any) -> None:
-    """Makes a model's layers keep their losses by replica. Keras calls it when a call of the model begins."""
+    """Makes layers that the model has made since keep theirs so, too. Keras calls it when a call of it begins."""
     if this_step.strategy is not None:
-        for layer in model._flatten_layers():
-            kept = vars(layer)  # Avoids Keras's actions when an attribute is set.
-            if not isinstance(kept[_LOSSES], _ByReplica):
-                kept[_LOSSES] = _ByReplica(kept[_LOSSES])
+        keep_losses_apart(model)
     original(model)
 
 

@@ -33,7 +33,7 @@ from toolkit.strategies.step.exchange_schedule import is_local_step, local_funct
 from toolkit.strategies.step.local_steps import count_rows
 from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.rows import MEAN, Rows
-from toolkit.strategies.step.share import Share, entered, state_of_own, weigh_moments
+from toolkit.strategies.step.share import Share, entered, keep_losses_apart, state_of_own, weigh_moments
 from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
 from toolkit.strategies.step.view import View, of_any_size, rows_stay_together
 from toolkit.strategies.step.whole_batch import is_whole, watch
@@ -98,6 +98,7 @@ class ReplicaStep:
         global_state.set_global_attribute(_SEEDS, self._seeds)
         if this_step.count == 1:
             return self._step(data)
+        keep_losses_apart(self._model)
         weigh_moments(self._model, tf.distribute.get_replica_context())
         if self._trains and is_local_step(self._model):
             return self._local_step(data)
