@@ -393,3 +393,47 @@ def test_the_gradient_of_a_bias_is_exchanged_where_replicas_have_other_numbers_o
 
     one = trained(tf.distribute.get_strategy())
     np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)
+
+
+PARTS = {
+    "half": lambda x, _: x[: tf.shape(x)[0] // 2],
+    "every third": lambda x, _: x[::3],
+    "what a mask leaves": tf.boolean_mask,
+    "twice": lambda x, _: tf.concat([x, x], 0),
+}
+
+
+class Partly(keras.Model):
+    """Gives a part of the batch to a layer that adds to the loss, and to the loss that it was compiled with."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part, self.first, self.last = part, layers.Dense(5), layers.Dense(6, activity_regularizer="l2")
+
+    def call(self, x):
+        return self.last(self.first(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            z = self.first(x)
+            part, labels = (PARTS[self.part](each, x[:, 0] > 0) for each in (z, y))
+            loss = self.compute_loss(part, labels, self.last(part)) + tf.reduce_mean(tf.math.reduce_std(z, 0))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"total": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["half", *(pytest.param(each, marks=pytest.mark.long) for each in [*PARTS][1:])])
+def test_a_part_of_the_batch_counts_by_its_own_rows(four_devices, part):
+    def trained(strategy):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = Partly(part)
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        given = tf.data.Dataset.from_tensor_slices((X, Y)).batch(11)
+        losses = model.fit(given, epochs=2, shuffle=False, verbose=0).history["total"]
+        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
+
+    one = trained(tf.distribute.get_strategy())
+    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)

@@ -19,6 +19,7 @@ layers add, and synchronised normalisations.
 """
 
 import contextlib
+import copy
 import dataclasses
 from collections import UserList
 from collections.abc import Callable, Iterator, Sequence
@@ -184,6 +185,18 @@ class Share:
             begin = tf.minimum(begin, tf.maximum(tf.shape(whole)[0] - 1, 0))
             end = tf.where(self.has_own, end, tf.maximum(end, begin + 1))
         return self._own_rows(whole, begin, end - begin)
+
+    def of_part(self, own: tf.Tensor, whole: tf.Tensor) -> "Share":
+        """Returns the share of rows that may be a part of the batch's.
+
+        Args:
+            own: This replica's of them.
+            whole: All of them.
+        """
+        rows, total = (tf.cast(tf.shape(each)[0], tf.float64) for each in (own, whole))
+        found = copy.copy(self)
+        found._weight = self.own(tf.math.divide_no_nan(rows, total))
+        return found
 
     def _own_rows(self, whole: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
         if whole.dtype.is_complex:

@@ -103,8 +103,8 @@ class View:
             yield
 
     @contextlib.contextmanager
-    def _by_row(self) -> Iterator[None]:
-        with entered(self._rows), this_step.having(view=None):
+    def _by_row(self, share: Share) -> Iterator[None]:
+        with entered(share), this_step.having(view=None):
             yield
 
     def open(self, data: Any) -> Any:
@@ -148,13 +148,15 @@ class View:
         outputs = iter(record.outputs if record is not None else ())
         reads = lambda: self._trial.reads(next(outputs, None)) if record is not None else Reads()  # type: ignore[union-attr] # noqa: E731
         of_rows = None if record is None else [is_row_dimension(each) for each in record.inputs]
-        found = self.by_row(
-            lambda args, kwargs: original(layer, *args, **kwargs), args, kwargs, layer.name, reads, of_rows
-        )
-        for each in layer._flatten_layers():
-            losses = vars(each).get("_losses")
-            if losses:
-                losses[:] = [self._mean(x) if tf.is_tensor(x) and x.shape.rank == 0 else x for x in losses]
+        kept = [vars(each).get("_losses") for each in layer._flatten_layers()]
+
+        def computed(args: Any, kwargs: Any) -> tuple:
+            return original(layer, *args, **kwargs), [list(losses or ()) for losses in kept]
+
+        found, added = self.by_row(computed, args, kwargs, layer.name, reads, of_rows)
+        for losses, means in zip(kept, added, strict=True):
+            if means:
+                losses[:] = means
         return found
 
     def by_row(
@@ -176,13 +178,21 @@ class View:
             reads: Returns how the step uses the next of the function's results.
             of_rows: For each tensor that the function takes, whether it has a row for each of the batch's.
         """
-        tensors = iter(of_rows or ())
+        tensors, share = iter(of_rows or ()), self._rows
 
         def own(x: Any) -> Any:
-            return self.cut(x) if not tf.is_tensor(x) or next(tensors, True) else x
+            nonlocal share
+            if not tf.is_tensor(x) or not next(tensors, True):
+                return x
+            rows = self.cut(x)
+            if rows is not x and id(x) not in self._own and share is self._rows:
+                share = self._rows.of_part(
+                    rows, x
+                )  # It may be a part of the batch: every third row, what a mask leaves.
+            return rows
 
         args, kwargs = keras.tree.map_structure(own, (args, kwargs))
-        with self._by_row():
+        with self._by_row(share):
             outputs = function(args, kwargs)
 
         def one(leaf: Any) -> Any:
@@ -190,7 +200,7 @@ class View:
                 return leaf
             use = reads()
             if leaf.shape.rank == 0:
-                return self._mean(leaf) if leaf.dtype.is_floating else leaf
+                return self._mean(leaf, share) if leaf.dtype.is_floating else leaf
             by_row = self._is_by_row(leaf, own=True) if use.by_row is None else use.by_row
             return self._whole(leaf, use, name) if by_row else leaf
 
@@ -277,13 +287,21 @@ class View:
         """Returns how many rows all replicas have of a tensor. It is a collective."""
         return tf.cast(self._rows.total(tf.cast(tf.shape(own)[0], tf.float64)), tf.int32)
 
-    def _mean(self, own: Any) -> Any:
-        """Returns the whole batch's mean of which this replica has that over its rows."""
-        weight = tf.cast(self._rows.weight, own.dtype)
+    def _mean(self, own: Any, share: Share) -> Any:
+        """Returns the mean over rows of which this replica has that over its own.
+
+        Args:
+            own: Its mean.
+            share: Of these rows. The gradient will be multiplied by the share of the batch's.
+        """
+        weight = tf.cast(share.weight, own.dtype)
+        times = tf.ones([], own.dtype)
+        if share is not self._rows:
+            times = tf.math.divide_no_nan(weight, tf.cast(self._rows.weight, own.dtype))
 
         @tf.custom_gradient
         def mean(x: tf.Tensor) -> tuple:
-            return collectives.all_reduce(tf.math.multiply_no_nan(x, weight)), lambda upstream: upstream
+            return collectives.all_reduce(tf.math.multiply_no_nan(x, weight)), lambda upstream: upstream * times
 
         found = mean(own)
         self.share.in_graph.identical.append(found)
