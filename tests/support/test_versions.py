@@ -1,6 +1,6 @@
 from importlib import metadata
 
-from toolkit.support.wrapping import versions
+from toolkit.support.versions import versions
 
 
 def test_what_is_not_installed_is_left_out():

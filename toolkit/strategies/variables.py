@@ -10,6 +10,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.context import this_step
 from toolkit.strategies.options import options_of
+from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import outside
 
 # The optimizers of a model: Keras's own, and those that a model with its own `train_step` keeps, such as a GAN.
@@ -38,7 +39,7 @@ def _is_helper(value: Any) -> bool:
 
 def is_built(model: keras.Model) -> bool:
     """Whether a model has all its variables: after `build`, a model says that it is built but may have none yet."""
-    return model.built and all(getattr(layer, "built", True) for layer in model._flatten_layers())
+    return model.built and all(getattr(layer, "built", True) for layer in layers_within(model))
 
 
 def trained_by(optimizer: Any) -> list[Any]:
@@ -74,7 +75,7 @@ def recreate_in_scope(model: keras.Model) -> None:
     if not mesh.is_toolkit_strategy(strategy):
         return
     made_outside = model._distribute_strategy is None
-    for each in model._flatten_layers():
+    for each in layers_within(model):
         if isinstance(each, keras.Model) and each._distribute_strategy is None:
             each._distribute_strategy = strategy
     others = [v for v in _keras_variables(model) if _is_outside(v._value, strategy)]
@@ -153,7 +154,7 @@ def _keras_variables(model: keras.Model) -> list[Any]:
 
 def _attributes(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[tuple[Any, str, Any]]:
     """Yields each `tf.Variable` that is an attribute of a layer: the layer, the name, and the variable."""
-    for layer in model._flatten_layers():
+    for layer in layers_within(model):
         for name, value in list(vars(layer).items()):
             if _is_outside(value, strategy):
                 yield layer, name, value
@@ -196,7 +197,7 @@ def _one_made_again(value: tf.Variable, strategy: tf.distribute.Strategy) -> tf.
 def _check_whole(optimizer: Any, others: list[Any], strategy: tf.distribute.Strategy) -> None:
     """Refuses whole optimizer state where it should be sharded."""
     among = {id(each) for each in others}
-    if options_of(strategy).optimizer_state != "sharded" or not optimizer.built:
+    if not among or options_of(strategy).optimizer_state != "sharded" or not optimizer.built:
         return
     if any(id(each) in among and each.shape.rank for each in optimizer.variables):
         raise StrategyError(

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit import __version__, devices, strategies
 from toolkit.errors import ToolkitError
+from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support import files, goodput, redaction, status
+from toolkit.support.versions import versions
 from toolkit.support.words import counted
-from toolkit.support.wrapping import versions
 from toolkit.training import state
 
 if TYPE_CHECKING:
@@ -125,8 +126,11 @@ def _provenance() -> dict[str, Any]:
 
 def _size(model: Any) -> dict[str, Any]:
     """Returns how many weights a model has, of how many sharded layers, its optimizer and the dtypes it computes in."""
+    import keras
+
     weights = getattr(model, "weights", [])
-    sharded = sum(type(layer).__name__.startswith("Sharded") for layer in getattr(model, "_flatten_layers", list)())
+    layers = layers_within(model) if isinstance(model, keras.Model) else ()
+    sharded = sum(type(layer).__name__.startswith("Sharded") for layer in layers)
     return {
         "parameters": sum(math.prod(weight.shape) for weight in weights),
         "sharded_layers": sharded,

@@ -17,7 +17,7 @@ from toolkit.data.data_sets import cifar10_directory, cifar10_is_prepared
 from toolkit.devices.inventory import resolve
 from toolkit.errors import ClusterError, DeviceError
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
-from toolkit.support.wrapping import versions
+from toolkit.support.versions import versions
 
 _OWN = "tf-strategy-toolkit"
 _ASKING = (_OWN, "tensorflow", "keras", "tensorflow-datasets", "tensorboard")

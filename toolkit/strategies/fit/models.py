@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
@@ -32,16 +31,11 @@ from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import optimizer, share, xla
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.train_step import has_one_size, make_function, predict_own
+from toolkit.strategies.upstream.wrapping import attach
 from toolkit.strategies.variables import optimizers_of, recreate_in_scope
-from toolkit.support.wrapping import attach, wrap
 
 _LOG = logging.getLogger(__name__)
 _GIVEN = "_toolkit_methods"  # The id of the strategy whose methods a model has.
-
-
-def adapt_models() -> None:
-    """Makes models know the strategy under which they are created. Later calls do nothing."""
-    wrap(TensorFlowTrainer, "__init__", _made)
 
 
 def prepare(model: Any) -> None:
@@ -51,7 +45,8 @@ def prepare(model: Any) -> None:
         _attach_to(model)
 
 
-def _made(original: Callable, model: Any) -> None:
+def begin_model(original: Callable, model: Any) -> None:
+    """Makes a model know the strategy under which it is created."""
     original(model)
     if mesh.is_toolkit_strategy(model._distribute_strategy):
         _attach_to(model)

@@ -15,6 +15,7 @@ from toolkit.strategies.step import local_steps
 from toolkit.strategies.step.local_steps import LocalFunction, velocities_of
 from toolkit.strategies.step.powersgd import check_smaller, send_all
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.upstream.attributes import layers_below
 from toolkit.strategies.variables import optimizers_of
 
 _LOG = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def local_function(model: keras.Model) -> LocalFunction:
             found="a sharded layer exchanges activations in each step, and replicas that train by themselves nothing",
             remedy="Leave one of the two out",
         )
-    layers = model._flatten_layers(include_self=False)
+    layers = layers_below(model)
     if any(isinstance(each, keras.layers.BatchNormalization) and each.synchronized for each in layers):
         _LOG.warning("In local steps each replica normalises by itself, as if BatchNormalization weren't synchronized")
     return LocalFunction(

@@ -15,10 +15,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random import seed_generator
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.batches import row_count
@@ -35,8 +31,10 @@ from toolkit.strategies.step.share import Share, entered, state_of_own, weigh_mo
 from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
 from toolkit.strategies.step.view import View, rows_stay_together
 from toolkit.strategies.step.whole_batch import is_whole, watch
+from toolkit.strategies.upstream import private
+from toolkit.strategies.upstream.attributes import layers_within
+from toolkit.strategies.upstream.wrapping import attach
 from toolkit.strategies.variables import optimizers_of
-from toolkit.support.wrapping import attach, wrap
 
 _TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
 _SEEDS = "global_seed_generator"  # Keras's name for it.
@@ -93,7 +91,7 @@ class ReplicaStep:
 
     def __call__(self, data: Any) -> Any:
         """Makes the step of this replica with its part of a batch, and returns the whole batch's logs."""
-        global_state.set_global_attribute(_SEEDS, self._seeds)
+        private.global_state.set_global_attribute(_SEEDS, self._seeds)
         if this_step.count == 1:
             return self._step(data)
         weigh_moments(self._model, tf.distribute.get_replica_context())
@@ -273,18 +271,10 @@ def has_one_size(model: Any) -> bool:
     """Returns whether a model was made for batches of one size, as a stateful one is."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     sizes = any(each.shape and each.shape[0] is not None for each in inputs)
-    return sizes or any(getattr(each, "stateful", False) for each in model._flatten_layers())
+    return sizes or any(getattr(each, "stateful", False) for each in layers_within(model))
 
 
 # What replicas draw: the same between layers, and otherwise each its own.
-
-
-def adapt_seeds() -> None:
-    """Makes steps draw random numbers by replica, also from a generator outside of the model.
-
-    Later calls do nothing.
-    """
-    wrap(keras.random.SeedGenerator, "next", _next_seed)
 
 
 def _global_seeds(model: keras.Model) -> Any:
@@ -295,19 +285,19 @@ def _global_seeds(model: keras.Model) -> Any:
     state, strategy = random.getstate(), model.distribute_strategy
     try:
         with strategy.scope():
-            found = seed_generator.global_seed_generator()
-            held = found.state.value
-            if getattr(held, "distribute_strategy", strategy) is not strategy:  # Of an earlier step.
-                drawn = held.distribute_strategy.experimental_local_results(held)[0].numpy()
-                global_state.set_global_attribute(_SEEDS, None)
-                found = seed_generator.global_seed_generator()
-                found.state.assign(drawn)
+            found = private.global_state.get_global_attribute(_SEEDS)
+            held = None if found is None else found.state.value
+            if held is None or getattr(held, "distribute_strategy", strategy) is not strategy:  # Of an earlier step.
+                found = keras.random.SeedGenerator()
+                private.global_state.set_global_attribute(_SEEDS, found)
+                if held is not None:
+                    found.state.assign(held.distribute_strategy.experimental_local_results(held)[0].numpy())
             return found
     finally:
         random.setstate(state)
 
 
-def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
+def next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
     """Gives each replica its own draws: copies of a generator's state are equal, and noise would be as well."""
     seed = original(generator, *args, **kwargs)
     replica = this_step.replica
@@ -389,21 +379,17 @@ def _counted(original: Callable, model: Any, data: Any) -> Any:
 # TensorFlow has no public hook for it; `tests/strategies/test_inlining.py` fails when it changes.
 
 
-def adapt_functions() -> None:
-    """Makes functions that a step calls part of it. Later calls do nothing."""
-    wrap(polymorphic_function.Function, "__call__", _call)
-
-
 def inlining() -> contextlib.AbstractContextManager[None]:
     """A context in which a step is traced or run, with the functions that it calls inlined."""
     return this_step.having(inlines=True)
 
 
-def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
-    if not this_step.inlines or function._jit_compile:
+def call_function(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function's Python as a part of the step."""
+    if function._jit_compile:
         return original(function, *args, **kwargs)
-    python, status = function.python_function, ag_ctx.Status.DISABLED
+    python, status = function.python_function, private.ag_ctx.Status.DISABLED
     if function._autograph:
-        python, status = autograph_util.py_func_from_autograph(python), ag_ctx.Status.ENABLED
-    with ag_ctx.ControlStatusCtx(status):  # As TensorFlow does while it traces the function.
+        python, status = private.py_func_from_autograph(python), private.ag_ctx.Status.ENABLED
+    with private.ag_ctx.ControlStatusCtx(status):  # As TensorFlow does while it traces the function.
         return python(*args, **kwargs)

@@ -23,8 +23,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from tensorflow.python.framework import random_seed
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
@@ -32,22 +30,22 @@ from toolkit.strategies.step import collectives
 from toolkit.strategies.step.rows import Call
 from toolkit.strategies.step.share import Share, WholeShare, entered
 from toolkit.strategies.step.trial import Reads, Trial, is_known, is_row_dimension
-from toolkit.support.wrapping import wrap
+from toolkit.strategies.upstream import private, replaced
+from toolkit.strategies.upstream.attributes import layers_within
 
 _LOG = logging.getLogger(__name__)
 _SEED = 0x5EED  # Of draws in a program without a seed. All processes need the same.
 
 
-def adapt_draws() -> None:
-    """Makes TensorFlow's random operations between layers draw the same on every replica. Later calls do nothing."""
-    wrap(random_seed, "get_seed", _seed)
-
-
 def _seed(original: Callable, op_seed: Any) -> Any:
-    if this_step.view is None:
-        return original(op_seed)
+    """Makes TensorFlow's random operations between layers draw the same on every replica."""
     first, _ = original(1)
     return (first if first is not None else _SEED), next(this_step.view.draws) if op_seed is None else op_seed
+
+
+def _call_layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hands a layer's call to the view of the whole batch."""
+    return this_step.view.call(original, layer, args, kwargs)
 
 
 class ViewShare(WholeShare):
@@ -84,7 +82,8 @@ class View:
     """
 
     def __init__(self, rows: Share, trial: Trial | None, name: str, *, sized: bool = True) -> None:
-        adapt_draws()
+        replaced.LAYER.answer(view=_call_layer)
+        replaced.OPERATION_SEED.answer(view=_seed)
         self.share = ViewShare(rows)
         self.draws = itertools.count(1)
         self.replicated = trial is not None and trial.replicated
@@ -149,7 +148,7 @@ class View:
         found = self.by_row(
             lambda args, kwargs: original(layer, *args, **kwargs), args, kwargs, layer.name, reads, of_rows
         )
-        for each in layer._flatten_layers():
+        for each in layers_within(layer):
             losses = vars(each).get("_losses")
             if losses:
                 losses[:] = [self._mean(x) if tf.is_tensor(x) and x.shape.rank == 0 else x for x in losses]
@@ -237,9 +236,9 @@ class View:
             found = self._rows.rows_of_all(own)
             self._gathered.append((name, own))
             self.share.in_graph.identical.append(found)
-            mask = backend.get_keras_mask(own)
+            mask = private.masking.get_keras_mask(own)
             if mask is not None:
-                backend.set_keras_mask(found, self._rows.rows_of_all(mask))
+                private.masking.set_keras_mask(found, self._rows.rows_of_all(mask))
         elif reads.shape:  # Nothing is computed of it but its size.
             sizes = tf.concat([[self._count_of(own)], tf.shape(own)[1:]], 0)
             found = tf.broadcast_to(tf.zeros([], own.dtype), sizes) if own.dtype != tf.string else tf.fill(sizes, "")
@@ -247,9 +246,9 @@ class View:
             found = own
             if isinstance(own, tf.Tensor) and not tf.executing_eagerly():  # Nobody takes its size for the batch's.
                 found = _of_any_size(own)
-            mask = backend.get_keras_mask(own)
+            mask = private.masking.get_keras_mask(own)
             if mask is not None:
-                backend.set_keras_mask(found, mask)
+                private.masking.set_keras_mask(found, mask)
         if not tf.executing_eagerly() and isinstance(found, tf.Tensor):
             rows = own.shape[0] and self._size and own.shape[0] * this_step.count
             found.set_shape([rows, *own.shape[1:]])

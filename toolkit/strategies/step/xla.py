@@ -24,12 +24,11 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from keras.src.trainers.trainer import model_supports_jit
-from tensorflow.python.framework import kernels
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
+from toolkit.strategies.upstream import private, replaced
+from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import outside
 
 _LOG = logging.getLogger(__name__)
@@ -131,6 +130,7 @@ class Use:
         self._model = model
         self.asked = not vars(model).get(_AUTO, False)
         self.layers = False
+        replaced.LAYER.answer(xla=_call_layer)
 
     def say(self, why: str) -> None:
         """Says once what of a model's steps is computed without XLA, and why."""
@@ -142,7 +142,9 @@ class Use:
 
 def use_of(model: Any) -> Use | None:
     """Returns how a model uses XLA in a step; None if it doesn't."""
-    return Use(model) if model.jit_compile and not tf.executing_eagerly() and model_supports_jit(model) else None
+    return (
+        Use(model) if model.jit_compile and not tf.executing_eagerly() and private.model_supports_jit(model) else None
+    )
 
 
 class _NoPieceError(Exception):
@@ -267,16 +269,16 @@ def predicted(original: Callable, use: Use | None) -> Callable:
     return computed
 
 
-def layer_call(original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
+def _call_layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a layer, in a piece where the step's layers are pieces."""
     use = this_step.xla
-    if use is None or not use.layers or this_step.piece is not None:
+    if not use.layers or this_step.piece is not None:
         return original(layer, *args, **kwargs)
     kept: list[list] = []
 
     def call() -> Any:
         found = original(layer, *args, **kwargs)
-        kept[:] = [each for each in (vars(part).get("_losses") for part in layer._flatten_layers()) if each]
+        kept[:] = [each for each in (vars(part).get("_losses") for part in layers_within(layer)) if each]
         return found, [list(each) for each in kept]
 
     try:
@@ -308,7 +310,7 @@ def _compiled(function: Callable[[], Any], piece: Piece, *, differentiated: bool
         with this_step.having(piece=piece):
             found = tf.nest.map_structure(_tensor, function())
         made = [each for each in tf.nest.flatten(found, expand_composites=True) if _is_of(each, graph)]
-        masks = [backend.get_keras_mask(each) for each in made]
+        masks = [private.masking.get_keras_mask(each) for each in made]
         inner[:] = [found, made, masks]
         return [*made, *(each for each in masks if _is_of(each, graph))]
 
@@ -326,7 +328,7 @@ def _compiled(function: Callable[[], Any], piece: Piece, *, differentiated: bool
     outer = {id(each): next(computed) for each in made}
     for each, mask in zip(made, masks, strict=True):
         if mask is not None:
-            backend.set_keras_mask(outer[id(each)], next(computed) if _is_of(mask, graph) else mask)
+            private.masking.set_keras_mask(outer[id(each)], next(computed) if _is_of(mask, graph) else mask)
         if this_step.noted is not None and id(each) in this_step.noted:
             this_step.noted[id(outer[id(each)])] = this_step.noted[id(each)]._replace(tensor=outer[id(each)])
     leaves = [outer.get(id(each), each) for each in tf.nest.flatten(found, expand_composites=True)]
@@ -362,7 +364,7 @@ def _check(graph: Any, differentiated: bool) -> None:
 @functools.lru_cache(maxsize=1024)
 def _compilable(operation: str) -> bool:
     _register_kernels()
-    kinds = {each.device_type for each in kernels.get_registered_kernels_for_op(operation).kernel}
+    kinds = {each.device_type for each in private.get_registered_kernels_for_op(operation).kernel}
     return not kinds or any(each.startswith("XLA_") and each.endswith("_JIT") for each in kinds)
 
 
