@@ -10,6 +10,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.context import this_step
 from toolkit.strategies.options import options_of
+from toolkit.strategies.upstream import train_function
 from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import outside
 
@@ -81,7 +82,8 @@ def recreate_in_scope(model: keras.Model) -> None:
     others = [v for v in _keras_variables(model) if _is_outside(v._value, strategy)]
     plain = list(_attributes(model, strategy))
     if others or plain or made_outside:
-        _drop_functions(model)
+        # What was traced before belongs to no strategy.
+        train_function.replace(model, train=None, test=None, predict=None)
     for optimizer in optimizers_of(model):
         _check_whole(optimizer, others, strategy)
         _move(optimizer, strategy)
@@ -205,11 +207,6 @@ def _check_whole(optimizer: Any, others: list[Any], strategy: tf.distribute.Stra
             found=f"its {type(optimizer).__name__} keeps whole what each replica is to keep a part of",
             remedy="Make and compile the model in `with strategy.scope():`, and load its weights there",
         )
-
-
-def _drop_functions(model: keras.Model) -> None:
-    """Makes a model trace its steps again, because the existing ones belong to no strategy."""
-    model.train_function = model.test_function = model.predict_function = None
 
 
 def _key_again(optimizer: Any) -> None:

@@ -33,7 +33,7 @@ from toolkit.strategies.step.share import reduced_values
 from toolkit.strategies.step.tape import gradient
 from toolkit.strategies.step.train_step import call_function
 from toolkit.strategies.step.whole_batch import watch
-from toolkit.strategies.upstream import replaced
+from toolkit.strategies.upstream import replaced, train_function
 from toolkit.strategies.variables import optimizers_of
 from toolkit.support import redaction, signals, status
 
@@ -140,14 +140,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def replace_functions(self, model: Any) -> None:
         """Replaces Keras's own step functions by this strategy's."""
-        if model.train_function is None:  # After another `compile`, other variables may be trainable.
+        if not train_function.is_made(model, "train"):  # After another `compile`, other variables may be trainable.
             self.wait_for_steps(model)
             model.__dict__.pop("_toolkit_session", None)
         watch(model)
         session = self.session(model)
-        model.train_function = session.train
-        model.test_function = session.test
-        model.predict_function = session.predict
+        train_function.replace(model, train=session.train, test=session.test, predict=session.predict)
         kind = type(model)
         object.__setattr__(model, "get_metrics_result", lambda: session.results(lambda: kind.get_metrics_result(model)))
         object.__setattr__(model, "reset_metrics", lambda: session.reset(lambda: kind.reset_metrics(model)))

@@ -10,7 +10,7 @@ After that stand `predict_step`, what replicas draw, how steps are counted, and 
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import keras
@@ -19,19 +19,18 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.batches import row_count
 from toolkit.strategies.context import this_step
-from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import processes
 from toolkit.strategies.step import collectives, xla
 from toolkit.strategies.step.collectives import joined
-from toolkit.strategies.step.exchange_schedule import is_local_step, local_function, put_before
+from toolkit.strategies.step.exchange_schedule import is_local_step
 from toolkit.strategies.step.local_steps import count_rows
 from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.share import Share, entered, state_of_own, weigh_moments
 from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
 from toolkit.strategies.step.view import View, rows_stay_together
-from toolkit.strategies.step.whole_batch import is_whole, watch
-from toolkit.strategies.upstream import private
+from toolkit.strategies.step.whole_batch import is_whole
+from toolkit.strategies.upstream import private, train_function
 from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.strategies.upstream.wrapping import attach
 from toolkit.strategies.variables import optimizers_of
@@ -39,37 +38,6 @@ from toolkit.strategies.variables import optimizers_of
 _TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
 _SEEDS = "global_seed_generator"  # Keras's name for it.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
-
-
-def make_function(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Makes Keras create a function of steps that replicas make.
-
-    Keras reads the model's method when it creates the function.
-    """
-    if replica_count(model.distribute_strategy) == 1:
-        return original(model, *args, **kwargs)
-    step, before = ReplicaStep(model, name), vars(model).get(name)
-
-    def make() -> Any:
-        watch(model)
-        function = model.train_function
-        vars(model)[name] = step
-        try:
-            with xla.kept_out(model):
-                result = original(model, *args, **kwargs)
-        finally:
-            del vars(model)[name]
-            if before is not None:
-                vars(model)[name] = before
-        if name == "train_step" and model.train_function is not function:  # Keras keeps that of an earlier `fit`.
-            model.train_function = xla.timed(model, model.train_function)
-            if is_local_step(model):
-                model.train_function = local_function(model)
-        return result
-
-    if name != "train_step" or (model.train_function is not None and not kwargs.get("force", bool(args and args[0]))):
-        return make()
-    return put_before(model, make)
 
 
 class ReplicaStep:
@@ -88,6 +56,18 @@ class ReplicaStep:
         self._trains = name == "train_step"
         self._tries = Tries(model)
         self._seeds = _global_seeds(model)
+
+    @contextlib.contextmanager
+    def instead(self) -> Iterator[None]:
+        """A context in which it is the model's method, which Keras reads when it makes a function of steps."""
+        own, before = vars(self._model), vars(self._model).get(self._name)
+        own[self._name] = self
+        try:
+            yield
+        finally:
+            del own[self._name]
+            if before is not None:
+                own[self._name] = before
 
     def __call__(self, data: Any) -> Any:
         """Makes the step of this replica with its part of a batch, and returns the whole batch's logs."""
@@ -355,7 +335,7 @@ def count_steps(model: Any) -> Callable[[], int]:
         of_keras = getattr(model.train_step, "__func__", None)
         attach(model, train_step=_counted)
         vars(model)["train_step"].__func__ = of_keras  # By which Keras's own step is told from the user's.
-        model.train_function = None  # An earlier one doesn't count.
+        train_function.replace(model, train=None)  # An earlier one doesn't count.
     return lambda: int(strategy.experimental_local_results(count.variable)[0])
 
 

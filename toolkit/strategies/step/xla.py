@@ -29,6 +29,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.upstream import private, replaced
 from toolkit.strategies.upstream.attributes import layers_within
+from toolkit.strategies.upstream.train_function import Around, StepFunction
 from toolkit.support.graphs import outside
 
 _LOG = logging.getLogger(__name__)
@@ -93,26 +94,20 @@ def kept_out(model: Any) -> Iterator[None]:
         own["_jit_compile"] = before
 
 
-def timed(model: Any, function: Callable) -> Callable:
-    """Returns a step function that says how long its first call took, if that is long."""
-    if not model.jit_compile:
-        return function
-    waits = [True]
+def time_first(model: Any, function: StepFunction) -> None:
+    """Has a step function say how long its first call took, if XLA compiles parts of it and that is long."""
 
-    @functools.wraps(function)
-    def first_timed(*args: Any) -> Any:
-        if not waits:
-            return function(*args)
-        waits.clear()
+    def timed(within: Callable, batches: Any) -> Any:
+        function.put(Around.TIMING, None)
         began = time.monotonic()
-        found = function(*args)
+        found = within(batches)
         if (took := time.monotonic() - began) > _LONG:
             _LOG.info(
                 "The first step took %.0f s: it was traced, and XLA compiled it. The next ones begin at once", took
             )
         return found
 
-    return first_timed
+    function.put(Around.TIMING, timed if model.jit_compile else None)
 
 
 class Use:

@@ -7,4 +7,5 @@ private         what is imported from private paths, by the names of the table
 replaced        the functions that are replaced for the process, and who answers a call, in order
 attributes      what Keras keeps in attributes of its objects and of tensors
 wrapping        how a function is replaced: for the process, for one object, or for the time of a call
+train_function  the functions that Keras's loops call for a step, and the order of what stands around them
 """
