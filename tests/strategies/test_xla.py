@@ -1,10 +1,12 @@
 """XLA compiles a step's arithmetic on each replica, the exchange stays outside, and the numbers are one device's."""
 
 import contextlib
+import sys
 
 import keras
 import numpy as np
 import pytest
+import recorded
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import config, kernels
@@ -241,6 +243,47 @@ def test_auto_is_as_keras_has_it_without_a_strategy(four_devices, monkeypatch, n
     monkeypatch.setattr(config, "is_op_determinism_enabled", lambda: True)
     with made.scope():
         assert not choice()
+
+
+BUILD = {"version": "2.21.0", "cuda_version": "12.5.1", "cuda_compute_capabilities": ["sm_60", "sm_80", "compute_90"]}
+
+
+@pytest.mark.parametrize(
+    ("cards", "hosts", "chosen", "reason"),
+    [
+        ([recorded.A100, recorded.H200], [], True, ""),
+        ([recorded.RTX_5090, recorded.H200], [], False, "GPU 0 (NVIDIA GeForce RTX 5090, compute capability 12.0): "),
+        ([recorded.H200, recorded.A100, recorded.RTX_5090], [], True, ""),  # The third is nobody's.
+        ([recorded.H200, recorded.A100, recorded.RTX_5090], ["here", "here"], False, "GPU 2 ("),
+        ([recorded.LAPTOP, recorded.A100], [], True, ""),  # It doesn't say its capability.
+        ([{**recorded.LAPTOP, "capability": [5, 0]}, recorded.A100], ["here", "here"], True, ""),
+        ([], [], True, ""),  # A GPU that isn't NVIDIA's.
+    ],
+)
+def test_auto_is_not_xla_where_it_cannot_compile_for_a_card(
+    four_devices, monkeypatch, caplog, cards, hosts, chosen, reason
+):
+    monkeypatch.setitem(sys.modules, "pynvml", recorded.nvml(*cards))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{number}", "GPU") for number in range(len(cards) or 2)]
+    made = two(four_devices)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: gpus)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda *_: gpus)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda _: None)
+    monkeypatch.setattr(xla, "_places", lambda _: (GPUS, hosts))
+    monkeypatch.setattr(xla, "build_info", lambda: BUILD)
+    xla._warn.cache_clear()
+    with made.scope():
+        for _ in range(2):
+            model = dense()
+            model.compile("sgd", "mse")
+            assert model.jit_compile is chosen
+        model.compile("sgd", "mse", jit_compile=True)
+        assert model.jit_compile is True
+    messages = [record.getMessage() for record in caplog.records if "XLA" in record.getMessage()]
+    assert len(messages) == (not chosen)
+    assert all(reason in message and "can't compile for it" in message for message in messages)
 
 
 def test_tensorflow_lists_what_xla_can_compile():

@@ -19,12 +19,15 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from toolkit.devices.capability import build_info, support
+from toolkit.devices.inventory import Gpu, take
+from toolkit.devices.setup import cards_of
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.upstream import private, replaced
@@ -66,7 +69,30 @@ def choose(original: Callable, model: Any) -> bool:
     finally:
         own["_distribute_strategy"] = strategy
     own[_AUTO] = True
-    return chosen and (strategy.extended._num_replicas_in_sync == 1 or chooses(*_places(strategy)))
+    devices, hosts = _places(strategy)
+    if not chosen or (strategy.extended._num_replicas_in_sync > 1 and not chooses(devices, hosts)):
+        return False
+    # Processes of one host have to decide alike, so they look at all of its cards, and not only at their own.
+    why = _why_not_on(take().gpus if len(hosts) > 1 else cards_of(devices))
+    if why:
+        _warn(why)
+    return not why
+
+
+def _why_not_on(cards: Iterable[Gpu]) -> str:
+    """Returns why `jit_compile="auto"` doesn't mean XLA on these cards; "" if it may."""
+    build = build_info()
+    for card in cards:
+        found = support(card.capability, build)
+        if not found.xla and found.kernels != "left out":
+            return f"{card.with_capability()}: {found.found}. {found.remedy}"
+    return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _warn(why: str) -> None:
+    """Says it once in a process, which may compile many models."""
+    _LOG.warning("%s", why)
 
 
 def forget_choice(model: Any) -> None:
