@@ -52,19 +52,22 @@ class Replaced:
             self._installed = True
 
     def _install(self, owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-        if isinstance(owner, type):
-
-            def method(*args: Any, **kwargs: Any) -> Any:
-                return self._call(original, 0, *args, **kwargs)
-
-            replacement: Any = functools.wraps(original)(method)
-        else:
-            whole = functools.partial(self._call, original, 0)
-            replacement = functools.update_wrapper(whole, original, updated=())
+        replacement = self._replacement(getattr(owner, name), is_method=isinstance(owner, type))
         vars(replacement)["_toolkit"] = self.names
         setattr(owner, name, replacement)
         replaced_here.append((owner, name))
+
+    def _replacement(self, original: Callable, *, is_method: bool) -> Any:
+        first = functools.partial(self._call, original, 0)
+        if list(self._turns.values()) == [""]:  # Nobody else will ever answer.
+            first = functools.partial(self._chain[0][1], original)
+        if not is_method:
+            return functools.update_wrapper(first, original, updated=())
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return first(*args, **kwargs)
+
+        return functools.wraps(original)(method)
 
     def _call(self, original: Callable, place: int, /, *args: Any, **kwargs: Any) -> Any:
         for number, (turn, function) in enumerate(self._chain[place:], place + 1):
