@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from toolkit.errors import LaunchError, RequestError, ToolkitError
+from toolkit.errors import LaunchError, RequestError
 from toolkit.launch import events
 from toolkit.launch.events import Event
 from toolkit.launch.spec import JobSpec
@@ -187,11 +187,11 @@ class Record:
         with contextlib.suppress(OSError), open(self.directory / _EVENTS, "ab", opener=_not_for_everybody) as file:
             file.write(events.line(found))
 
-    def end(self, error: ToolkitError | None, text: str = "") -> None:
+    def end(self, error: BaseException | None, text: str = "") -> None:
         """Adds the event of the job's end.
 
         Args:
-            error: What has ended it; None where it is done.
+            error: What has ended it, also one that has broken the launcher; None where it is done.
             text: The last message about the job.
         """
         words = ("asked", "found", "remedy") if isinstance(error, RequestError) else ()

@@ -139,7 +139,7 @@ class ConnectedAgent:
     """
 
     local = polled = False
-    scratch = ""
+    scratch = _word = ""
     unsent: bytes | bytearray = b""
 
     def __init__(self, channel: Channel) -> None:
@@ -170,11 +170,13 @@ class ConnectedAgent:
         for each in found:
             if isinstance(each.get("sent"), float):
                 each["late"] = self._lateness.of(each["sent"], time.monotonic())
+            if each["event"] == "over":
+                self._word = each["text"].rstrip(".")
         return found
 
     def last_line(self) -> str:
         """Returns the last lines written at the other end, to show to a person."""
-        return "its connection was closed"
+        return self._word or "its connection was closed"
 
     def close(self) -> None:
         """Ends the connection."""

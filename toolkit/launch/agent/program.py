@@ -473,6 +473,7 @@ def serve(
     agent: Agent | ConnectedAgent,
     channel: Channel,
     received: Sequence[int],
+    asked: Sequence[Event] = (),
     *,
     silence: float,
     grace: float,
@@ -485,6 +486,7 @@ def serve(
         agent: Does it; it has been asked to prepare.
         channel: The connection to the supervisor.
         received: Signals to this process are appended to it.
+        asked: What has come with the request to prepare.
         silence: Seconds after which the supervisor counts as gone.
         grace: Seconds that the tasks then get to end.
         seen: Is given each event, too.
@@ -494,7 +496,6 @@ def serve(
         The supervisor's last word; None where it, or the connection, is gone without one.
     """
     ends, sent = float("inf"), 0
-    asked: list[Event] = []
     alive: set[str] = set()
     over: Event | None = None
     while True:

@@ -24,18 +24,18 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from toolkit import __version__
 from toolkit.cluster import Task, split
 from toolkit.cluster.addresses import is_loopback
-from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
+from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch.agent.connection import Channel, ConnectedAgent, local_agent
 from toolkit.launch.agent.program import serve
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
 from toolkit.launch.display import Display, Output, say
-from toolkit.launch.events import Event, ending, event, raise_ending
+from toolkit.launch.events import Event, as_failure, ending, event, raise_ending
 from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor import state
 from toolkit.launch.supervisor.agents import Backend, check_addresses, spread
@@ -51,6 +51,7 @@ _SAID = 30.0  # Seconds between two messages about missing hosts.
 _OWN = ("command", "prefix", "environment", "call")  # What each host has by itself.
 _HELLO = 15.0  # Seconds in which the launcher at the address must answer.
 _CALL = 5.0  # Seconds that a connection may take; signals wait meanwhile.
+_DRAINED = 16  # The most reads from a connection that is being closed.
 _AGAIN = 0.5  # Seconds between two attempts to connect while no launcher listens.
 
 
@@ -191,9 +192,18 @@ class _Link(Channel):
         self.addresses = connection.getsockname()[0], peer
 
     def close(self) -> None:
-        """Closes the socket."""
+        """Closes the socket, in a way that the other end still reads what was sent."""
         super().close()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            for _ in range(_DRAINED):  # Unread bytes would make of this end a reset, which overtakes the last word.
+                if not self._socket.recv(1 << 16):
+                    break
         self._socket.close()
+
+
+class _GoneError(TaskFailed):
+    """The launcher at the rendezvous, or the agent here, has ended without a word."""
 
 
 class _Seat(ConnectedAgent):
@@ -281,6 +291,15 @@ class RendezvousBackend(Backend):
         self._late: list[tuple[_Link, float]] = []  # And until when each waits for a place.
         self.seats: list[tuple[Host, _Seat]] = []
         self._refused = ""
+        try:
+            self._gather(received)
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    def _gather(self, received: Sequence[int]) -> None:
+        """Waits for the other hosts, and lays all of them out."""
+        spec = self.spec
         self._wait(received)
         wanted = sum(number for _, number in spec.counts)
         own = len(visible_gpus({**os.environ, **spec.environment})) or 1
@@ -319,7 +338,7 @@ class RendezvousBackend(Backend):
             else:
                 self._refuse(link, "that job already has all its hosts", "End one of them first")
 
-    def close(self, ended: ToolkitError | None) -> None:
+    def close(self, ended: BaseException | None) -> None:
         """Tells the connected launchers how the job has ended, and closes the address."""
         word = ending(ended)
         _forget_token(self.spec.rendezvous or "")
@@ -341,16 +360,14 @@ class RendezvousBackend(Backend):
             shown = sys.stdout is not None and sys.stdout.isatty()  # Written to no file.
             (say if shown else self._say)(_token_words(self.spec.rendezvous or "", self._token, shown=shown))
         while len(self._first) < self.spec.nodes - 1:
-            error: ToolkitError | None = JobStopped(received[0]) if received else None
+            if received:
+                raise JobStopped(received[0])
             if time.monotonic() > deadline:
-                error = LaunchError(
+                raise LaunchError(
                     asked=f"{self.spec.nodes} hosts are to meet at {self.spec.rendezvous}",
                     found=f"{1 + len(self._first)} came within {self.spec.start_timeout:g} s{self._refused}",
                     remedy="Run the same command on every host, and see that they can reach that address",
                 )
-            if error is not None:
-                self.close(error)
-                raise error
             select.select([self._listener.fileno(), *(link.fileno() for link, _ in self._coming)], [], [], _TICK)
             self._first += self._arrived()
             if time.monotonic() - said > _SAID:
@@ -429,22 +446,33 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
     with Display(show=spec.show, native_logs=spec.native_logs) as display:
         budget = Budget(spec.max_restarts, in_all=spec.max_total_restarts)
         while True:
-            over = _serve_once(spec, display, received, work, budget)
-            if over is not None:
+            try:
+                over = _serve_once(spec, display, received, work, budget)
                 break
-            if received:
-                raise JobStopped(received[0])
-            if decide(What.FAILED, budget) is Next.FAIL:
-                break
-            display.say(f"launch: the launcher at {spec.rendezvous} is gone; waiting for it")
-        if over is None:
-            raise TaskFailed(f"The launcher at {spec.rendezvous} is gone, and the tasks here have ended.", code=1)
+            except _GoneError as error:
+                if decide(What.FAILED, budget) is Next.FAIL:
+                    raise
+                display.say(f"launch: {error.words} Waiting for the launcher at {spec.rendezvous}")
+            except OSError as error:
+                raise as_failure(error) from error
         raise_ending(over)
         display.say(f"launch: done; logs are with the launcher at {spec.rendezvous}")
 
 
-def _serve_once(spec: JobSpec, display: Display, received: list[int], work: bytes, budget: Budget) -> Event | None:
+@contextlib.contextmanager
+def _connection(spec: JobSpec, received: Sequence[int]) -> Iterator[_Link]:
+    """Yields a connection to the launcher that listens there; if this launcher ends, it says of what."""
     with contextlib.closing(_Link(_connected(spec, received))) as channel:
+        try:
+            yield channel
+        except BaseException as error:
+            channel.send(event("over", **ending(error)))
+            raise
+
+
+def _serve_once(spec: JobSpec, display: Display, received: list[int], work: bytes, budget: Budget) -> Event:
+    """Serves the launcher at the rendezvous until the job is over; returns how it has ended."""
+    with _connection(spec, received) as channel:
         channel.send(event("knock"))  # A program that isn't a launcher answers otherwise or hangs up.
         answers = _Answers(spec, channel, received)
         theirs, mine = str(answers.next(_HELLO).get("nonce")), _nonce()
@@ -489,7 +517,16 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
                 elif found["event"] == "note":
                     display.say(found["text"])
 
-            return serve(agent, channel, received, silence=asked["silence"], grace=asked["grace"], seen=show, own=own)
+            times = {"silence": asked["silence"], "grace": asked["grace"]}
+            over = serve(agent, channel, received, answers.rest, **times, seen=show, own=own)
+            if over is not None:
+                return over
+            if received:
+                raise JobStopped(received[0])
+            gone = f"The launcher at {spec.rendezvous} is gone"
+            if agent.gone:
+                gone = f"The agent on {socket.gethostname()} is gone ({agent.last_line().rstrip('.')})"
+            raise _GoneError(f"{gone}, and the tasks here have ended.", code=1)
         finally:
             agent.close()
             for output in outputs.values():
@@ -497,11 +534,15 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
 
 
 class _Answers:
-    """The messages of the launcher at the rendezvous before the job begins, one after another."""
+    """The messages of the launcher at the rendezvous before the job begins, one after another.
+
+    Attributes:
+        rest: Those that have come and that nobody has asked for.
+    """
 
     def __init__(self, spec: JobSpec, channel: Channel, received: Sequence[int]) -> None:
         self._spec, self._channel, self._received = spec, channel, received
-        self._read: list[Event] = []
+        self.rest: list[Event] = []
 
     def next(self, within: float = math.inf) -> Event:
         """Waits for the next message.
@@ -515,15 +556,15 @@ class _Answers:
         """
         began = time.monotonic()
         deadline = began + min(self._spec.start_timeout, within)
-        while not self._read and not self._channel.ended and not self._channel.strange:
+        while not self.rest and not self._channel.ended and not self._channel.strange:
             if self._received:
                 raise JobStopped(self._received[0])
             if time.monotonic() > deadline:
                 break
             select.select([self._channel], [], [], _TICK)
-            self._read = self._channel.read()
-        if self._read:
-            found = self._read.pop(0)
+            self.rest = self._channel.read()
+        if self.rest:
+            found = self.rest.pop(0)
             if found["event"] == "refused":
                 raise LaunchError(**{name: str(found.get(name)) for name in ("asked", "found", "remedy")})
             return found
