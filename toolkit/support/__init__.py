@@ -9,6 +9,7 @@ graphs      what a result is computed from in TensorFlow's graphs, and how; work
 wrapping    a function of somebody else's, wrapped once; which packages are installed
 taken_over  what is wrapped and called of Keras's and TensorFlow's insides: a table, checked before training
 words       numbers of things in words, and "Did you mean"
+strangers   connections that haven't proved themselves: few, and each for a short time
 signals     signals that ask a program to stop: recorded, or obeyed with a message
 status      what a task and the launcher that started it tell each other; the phase that a task is in
 goodput     how a training's time was spent: the share that made progress, and where the rest went
