@@ -19,7 +19,7 @@ from toolkit.launch import alone
 from toolkit.launch.events import Event, Reader, event, line
 
 _AT_ONCE = 1 << 18  # Bytes read or written in one call.
-_READS = 64  # The most reads in one call: whoever writes faster than they are done would keep it for ever.
+_READS = 64  # The most reads in one call: a sender that writes faster than they are done would keep it for ever.
 _BACKLOG = 16 << 20  # When so many bytes wait to be sent, nothing more is read for this connection.
 _DELAYS = 300  # From how many events the usual delay is taken: those of some minutes.
 _MOST_LATE = 10.0  # Seconds. A host that was suspended has a clock that stood still.

@@ -214,7 +214,7 @@ class _Link(Channel):
 
 
 class _HungUpError(LaunchError):
-    """Whoever listens has closed the connection and said nothing that no launcher says: it may have many callers."""
+    """The program that listens has closed the connection without a strange word: it may have too many callers."""
 
 
 class _GoneError(TaskFailed):
