@@ -192,6 +192,23 @@ def test_what_exchanges_in_the_forward_pass_is_left_out_and_named(four_devices, 
         np.testing.assert_allclose(found, expected, atol=2e-6, rtol=2e-6)
 
 
+def dice(labels, predictions):
+    labels = tf.one_hot(tf.cast(labels, tf.int32), 10)
+    return 1.0 - 2.0 * tf.reduce_sum(labels * predictions) / tf.reduce_sum(labels + predictions)
+
+
+@pytest.mark.slow
+def test_a_loss_of_the_whole_batch_leaves_layers_compiled(four_devices, caplog):
+    how = {"loss": dice, "metrics": None}
+    (_, one), (model, many) = trained(dense, **how), trained(dense, two(four_devices), jit=True, **how)
+    names, _ = compiled(model)
+    assert "update" in names
+    assert any("layer" in name for name in names), names
+    assert "train_step is computed without XLA as a whole, but layer by layer where it can be" in caplog.text
+    for expected, found in zip(one, many, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=2e-6)
+
+
 @pytest.mark.slow
 def test_a_step_of_ones_own_has_its_layers_compiled(four_devices, caplog):
     how = {"metrics": None}

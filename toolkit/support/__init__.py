@@ -7,6 +7,7 @@ redaction   which variables and flags hold secrets, and texts without them
 graphs      what a result is computed from in TensorFlow's graphs, and how; work outside of its caller's graphs
 versions    which packages are installed
 words       numbers of things in words, and "Did you mean"
+strangers   connections that haven't proved themselves: few, and each for a short time
 signals     signals that ask a program to stop: recorded, or obeyed with a message
 status      what a task and the launcher that started it tell each other; the phase that a task is in
 goodput     how a training's time was spent: the share that made progress, and where the rest went

@@ -1,6 +1,7 @@
 """The summary that a run writes when it ends, with the origin of its figures."""
 
 import collections
+import contextlib
 import json
 import logging
 import math
@@ -81,7 +82,7 @@ class Summary:
         self._write(found)
 
     def finish(self, model: "keras.Model", progress: Any) -> None:
-        """Writes the model and the summary. A run that was already complete keeps its figures.
+        """Writes the model and the summary. A run that was already complete keeps its figures, as of now.
 
         Raises:
             ToolkitError: They can't be written.
@@ -90,6 +91,8 @@ class Summary:
         earlier = _read(self._directory) if self.complete else {}
         if earlier.get("weights_sha256") == weights:
             self.summary = earlier
+            with contextlib.suppress(OSError):
+                os.utime(self._directory.summary)  # An evaluator sees by it that this job's run has ended, too.
             return
         try:
             with progress.account.during("saving"):

@@ -303,7 +303,7 @@ def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
     if kind is Kind.EXAMPLES or this_step.is_local:
         return update(*args, **kwargs)
     if kind is Kind.MEAN:
-        return update(*args, **{**kwargs, "sample_weight": counted(share)})
+        return update(*args[:2], **{**kwargs, "sample_weight": counted(share)})  # A third is a weight, and None.
     share.keeps_whole(metric, over_batches=kind is Kind.SUM)
     args, kwargs = _of_all(share, (args, kwargs))
     with entered(WholeShare()):

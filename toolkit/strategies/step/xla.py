@@ -232,7 +232,8 @@ def in_pieces(model: Any, name: str, step: Callable, share: Any) -> Callable:
             # In a test step, nobody may have asked for it before.
             share.weight  # noqa: B018
         use.layers = use.asked
-        use.say(f"{name} is computed without XLA{', but for the calls of its layers' if use.layers else ''}: {why}")
+        layers = " as a whole, but layer by layer where it can be" if use.layers else ""
+        use.say(f"{name} is computed without XLA{layers}: {why}")
         return step(data)
 
     return computed
