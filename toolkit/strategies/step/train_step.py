@@ -27,7 +27,7 @@ from toolkit.strategies.step.exchange_schedule import is_local_step
 from toolkit.strategies.step.local_steps import count_rows
 from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.share import Share, entered, state_of_own, weigh_moments
-from toolkit.strategies.step.trial import Found, Result, Tries, adapt_trials, results_noted
+from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
 from toolkit.strategies.step.view import View, rows_stay_together
 from toolkit.strategies.step.whole_batch import is_whole
 from toolkit.strategies.upstream import private, train_function
@@ -110,10 +110,7 @@ class ReplicaStep:
         return keras.tree.map_structure(lambda leaf: alike(tf.identity(leaf)) if tf.is_tensor(leaf) else leaf, logs)
 
     def _computed(self, data: Any, share: Share) -> Any:
-        use = xla.use_of(self._model)
-        if use is not None and use.asked:
-            adapt_trials()  # By it, layers become pieces where the step can't be one.
-        with state_of_own(self._model, share), this_step.having(xla=use):
+        with state_of_own(self._model, share), this_step.having(xla=xla.use_of(self._model)):
             return xla.in_pieces(self._model, self._name, self._step, share)(data)
 
 
