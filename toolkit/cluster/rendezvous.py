@@ -32,6 +32,7 @@ from toolkit.cluster.tf_config import Cluster, Task
 from toolkit.errors import ClusterError
 from toolkit.support import signals, status
 from toolkit.support.strangers import Strangers
+from toolkit.support.versions import versions
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # In the order in which gRPC reads them.
 _EXCEPT = ("no_grpc_proxy", "no_proxy")
@@ -464,7 +465,7 @@ def reason(error: OSError) -> str:
 _OWN = {"cluster", "data_dir", "gpus", "host", "index", "job", "job_name", "log_dir", "port", "rank", "run_dir"}
 _OWN |= {"task", "task_id", "task_index", "task_type", "type", "visible_devices", "worker_id"}
 # Versions are compared, not the names of distributions.
-_PACKAGES = {"TensorFlow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu"), "Keras": ("keras",)}
+_PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 _JOBS, _VERSIONS = "jobs", " versions"
 
 
@@ -503,17 +504,9 @@ def remedy(differing: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    import importlib.metadata  # Takes a quarter of an agent's start, and agents don't need it.
-
     found = {"Python": ".".join(platform.python_version_tuple()[:2]), "toolkit": __version__}
-    for name, packages in _PACKAGES.items():
-        for package in packages:
-            try:
-                # The part after a + names the builder.
-                found[name] = importlib.metadata.version(package).partition("+")[0]
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
+    # The part after a + names the builder.
+    found |= {_PACKAGES[name]: each.partition("+")[0] for name, each in versions(_PACKAGES).items()}
     return {f"{name}{_VERSIONS}": version for name, version in found.items()}
 
 
