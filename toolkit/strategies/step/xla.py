@@ -69,8 +69,10 @@ def choose(original: Callable, model: Any) -> bool:
     finally:
         own["_distribute_strategy"] = strategy
     own[_AUTO] = True
+    if not chosen:
+        return False
     devices, hosts = _places(strategy)
-    if not chosen or (strategy.extended._num_replicas_in_sync > 1 and not chooses(devices, hosts)):
+    if strategy.extended._num_replicas_in_sync > 1 and not chooses(devices, hosts):
         return False
     # Processes of one host have to decide alike, so they look at all of its cards, and not only at their own.
     why = _why_not_on(take().gpus if len(hosts) > 1 else cards_of(devices))
