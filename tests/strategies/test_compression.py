@@ -200,7 +200,7 @@ def test_options_are_checked(options, words):
             "SGD",
             "at rank 9, but no gradient gets smaller: the largest, of sequential.*/first/kernel, is a matrix",
         ),
-        (2, "Lamb", "with Lamb, but its update depends on the whole layer's gradient"),
+        (2, "Lamb", "with Lamb, but its update may depend on the whole layer's gradient"),
     ],
 )
 def test_what_makes_no_sense_is_refused(four_devices, rank, optimizer, words):

@@ -112,3 +112,23 @@ def test_a_loop_of_ones_own_is_as_tensorflow_has_it(four_devices):
     many = trained(strategies.create("mirrored", devices=four_devices[:2]))
     for mine, theirs in zip(many, trained(tf.distribute.get_strategy()), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-7)
+
+
+@pytest.mark.slow
+def test_a_synchronised_normalisation_behind_a_mask_is_over_what_it_leaves_of_the_batch(four_devices):
+    random = np.random.default_rng(12)
+    series, y = random.normal(size=(20, 5, 3)).astype("float32"), random.normal(size=(20, 1)).astype("float32")
+    series[:, 3:][random.random(20) < 0.4] = 0
+
+    def trained(strategy):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            norm = keras.layers.BatchNormalization(synchronized=True, momentum=0.8)
+            parts = [keras.layers.Masking(), norm, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((5, 3)), *parts])
+            model.compile(keras.optimizers.SGD(0.03), "mse")
+        model.fit(series, y, batch_size=9, epochs=2, shuffle=False, verbose=0)
+        return np.concatenate([*map(np.ravel, model.get_weights())])
+
+    one = trained(strategies.create("one_device", devices=four_devices[:1]))
+    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)

@@ -270,3 +270,36 @@ def test_a_metrics_own_attribute_result_stays(four_devices):
         model.compile("sgd")
     model.fit(X, Y, batch_size=BATCH, verbose=0)
     assert half.result is own
+
+
+ASKED = {
+    "or a size that the script knows": lambda errors, size: tf.reduce_sum(errors) / (size or BATCH),
+    "itself": lambda errors, size: tf.reduce_sum(errors) / size,
+    "at least so many": lambda errors, size: tf.reduce_sum(errors) / max(size, 2 * BATCH),
+}
+
+
+class Asks(Own):
+    """Asks in Python for the number of rows, which is known if each batch has as many."""
+
+    def train_step(self, batch):
+        self.rows = batch[0].shape[0]
+        return super().train_step(batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ASKED)
+def test_a_step_that_asks_for_the_size_of_its_batch_runs_as_it_was_looked_at(four_devices, case):
+    def weights(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Asks(lambda errors, model: ASKED[case](errors, model.rows))
+            model.compile(keras.optimizers.SGD(0.002))
+        batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True)
+        model.fit(batches, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    one = weights(strategies.create("one_device", devices=four_devices[:1]))
+    many = weights(strategies.create("mirrored", devices=four_devices[:2]))
+    for mine, theirs in zip(many, one, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)

@@ -120,6 +120,148 @@ def test_what_is_read_of_a_variable_after_it_was_set_to_rows_is_the_whole_batchs
     assert of(running).of is Of.WHOLE
 
 
+# Sizes: what looks like the number of rows at some numbers isn't it at all.
+
+
+def count(x):
+    return tf.shape(x)[0]
+
+
+def rate(x):
+    return tf.cast(count(x), tf.float32)
+
+
+def tenth(x):
+    return tf.maximum(0.1 * rate(x), 1.0)
+
+
+SIZES = {
+    "mean": {
+        "by the product of the shape": lambda x, _: tf.reduce_sum(x) / tf.cast(tf.reduce_prod(tf.shape(x)), tf.float32),
+        "by the number of elements": lambda x, _: tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32),
+        "by at least one": lambda x, _: tf.reduce_sum(x) / tf.maximum(rate(x), 1.0),
+        "by at least three of four each": lambda x, _: tf.reduce_sum(x) / tf.maximum(tf.cast(tf.size(x), tf.float32), 3.0),
+        "by at least one, with Keras's operations": lambda x, _: ops.sum(x) / ops.maximum(ops.cast(ops.shape(x)[0], "float32"), 1),
+        "of normalised rows": lambda x, y: ops.mean(ops.normalize(x) * ops.normalize(y)),
+        "one of two by a constant": lambda x, y: tf.where(tf.constant(True), tf.reduce_mean(x), tf.reduce_mean(y)),
+        "of several": lambda x, y: 0.0 + tf.add_n([tf.reduce_mean(x), tf.reduce_mean(y)]),
+        "of half of the features": lambda x, _: tf.reduce_mean(tf.split(x, 2, 1)[0]),
+        "that had an axis": lambda x, _: tf.squeeze(tf.reduce_mean(x, keepdims=True)),
+        "half the squares": lambda x, _: tf.nn.l2_loss(x) / rate(x),
+        "smooth": lambda x, y: tf.reduce_mean(tf.where(tf.abs(x - y) < 1, 0.5 * (x - y) ** 2, tf.abs(x - y))),
+        "with labels of ones": lambda x, _: tf.reduce_mean(
+            keras.losses.binary_crossentropy(tf.ones((count(x), 1)), tf.sigmoid(x[:, :1]))
+        ),
+        "between two": lambda x, y: tf.reduce_mean(tf.random.uniform([count(x), 1]) * (x - y) + y),
+    },
+    "sum": {
+        "of products": lambda x, y: tf.einsum("bi,bj->ij", x, y),
+        "by class": lambda x, y: tf.math.unsorted_segment_sum(x, tf.argmax(y, 1), 4),
+        "with rows of a constant": lambda x, _: tf.reduce_sum((x - 1) ** 2) / 8.0,
+    },
+    "rows": {
+        "stacked and merged": lambda x, y: tf.reshape(tf.stack([x, y], 1), [-1, WIDTH]),
+        "halves of what stands twice": lambda x, y: tf.reduce_mean(tf.reshape(tf.concat([x, y], 0), [2, -1, WIDTH]), 0),
+        "a half of what stands twice": lambda x, y: tf.split(tf.concat([x, y], 0), 2, 0)[1],
+        "repeated": lambda x, _: tf.repeat(x, 2, 0) * 1.5,
+        "one of each row": lambda x, y: tf.gather(x, tf.argmax(y, 1), batch_dims=1),
+        "variance of each row": lambda x, _: tf.nn.moments(x, [1])[1],
+        "through a transposed convolution": lambda x, _: tf.nn.conv1d_transpose(
+            x[:, :, None], tf.ones((3, 2, 1)), (count(x), WIDTH, 2), 1
+        ),
+    },
+    "rows twice": {
+        "stacked and merged": lambda x, y: tf.reshape(tf.stack([x, y]), [-1, WIDTH]),
+        "tiled, beside two": lambda x, y: tf.tile(x, [2, 1]) + tf.concat([x, y], 0),
+    },
+    "whole": {
+        "as many features as rows": lambda x, _: tf.reduce_mean(x[:, : count(x)]),
+        "a feature by the number of rows": lambda x, _: tf.reduce_mean(tf.gather(x, count(x), axis=1)),
+        "what is left of the rows": lambda x, y: tf.reduce_mean(x[count(y) :]),
+        "half the rows": lambda x, y: tf.concat([x, y], 0)[: count(x)],
+        "the first thousands": lambda x, _: tf.reduce_sum(x) / tf.cast(tf.shape(x[:20000])[0], tf.float32),
+        "by half, rounded": lambda x, _: tf.reduce_sum(x) / tf.cast(tf.cast(rate(x) * 0.5, tf.int32), tf.float32),
+        "by half of an integer": lambda x, _: tf.reduce_sum(x) / tf.cast(count(x) // 2, tf.float32),
+        "by six more": lambda x, _: tf.reduce_sum(x) / (rate(x) + 6),
+        "by at most so many": lambda x, _: tf.reduce_sum(x) / tf.minimum(rate(x), 1e9),
+        "by at least two": lambda x, _: tf.reduce_sum(x) / tf.maximum(rate(x), 2.0),
+        "by at least sixteen": lambda x, _: tf.reduce_sum(x) / tf.maximum(rate(x), 16.0),
+        "by a tenth, at least one": lambda x, _: tf.reduce_sum(x) / tenth(x),
+        "by its square and times it": lambda x, _: tf.reduce_sum(x) / rate(x) ** 2 * rate(x),
+        "by its root": lambda x, _: tf.reduce_sum(x) * tf.math.rsqrt(rate(x)),
+        "by the elements of at most so many": lambda x, _: tf.reduce_sum(x)
+        / tf.cast(tf.size(tf.zeros([tf.minimum(count(x), 2000)])), tf.float32),
+        "by a sum of at least so many ones": lambda x, _: tf.reduce_sum(x)
+        / tf.reduce_sum(tf.ones([tf.maximum(count(x), 16)])),
+        "of which a part is one of at least so many": lambda x, _: tf.reduce_mean(
+            x + tf.ones([tf.maximum(count(x), 16), WIDTH])[: count(x)]
+        ),
+        "by how many a mask leaves": lambda x, _: tf.reduce_sum(x)
+        / tf.cast(tf.shape(tf.boolean_mask(x, x[:, 0] > 0))[0], tf.float32),
+        "another in large batches": lambda x, _: tf.where(count(x) > 8, tf.reduce_mean(x), tf.reduce_sum(x)),
+        "pairs of what stands twice": lambda x, y: tf.reduce_mean(tf.reshape(tf.concat([x, y], 0), [-1, 2, WIDTH]), 1),
+        "beside itself repeated": lambda x, _: tf.concat([x, tf.repeat(x, 2, 0)], 0),
+        "a half of itself beside another repeated": lambda x, y: tf.split(tf.concat([x, tf.repeat(y, 3, 0)], 0), 2, 0)[0],
+        "tiled, and repeated": lambda x, _: tf.tile(x, [2, 1]) + tf.repeat(x, 2, 0),
+        "each with each": lambda x, y: x[:, None] - y[None],
+        "each with each, by letters": lambda x, y: tf.einsum("bi,cj->bc", x, y),
+        "by its number": lambda x, _: x * tf.cast(tf.range(count(x)), tf.float32)[:, None],
+        "along a line": lambda x, _: x * tf.linspace(0.0, 1.0, count(x))[:, None],
+        "times one": lambda x, _: tf.matmul(tf.eye(count(x)), x),
+        "padded by as many": lambda x, _: tf.pad(x, [[0, count(x)], [0, 0]]),
+        "normalised along the batch": lambda x, _: ops.normalize(x, axis=0),
+        "a mean for each": lambda x, _: tf.broadcast_to(tf.reduce_mean(x), tf.shape(x)),
+        "at places": lambda x, y: tf.gather_nd(x, tf.stack([tf.range(count(x)), tf.argmax(y, 1, output_type=tf.int32)], 1)),
+        "variance of the batch": lambda x, _: tf.nn.moments(x, [0])[1],
+        "added up along the batch": lambda x, _: tf.cumsum(x, 0),
+        "largest of the batch": lambda x, _: tf.math.top_k(x[:, 0], 2).values,
+        "norm of the batch": lambda x, _: tf.norm(x),
+        "as many draws as pairs": lambda x, _: tf.reduce_sum(tf.random.uniform([count(x) * count(x)])) / rate(x),
+        "eight rows": lambda x, _: tf.reduce_mean(tf.reshape(x, [8, -1])),
+        "pairs": lambda x, _: tf.reduce_mean(tf.reduce_max(tf.reshape(x, [-1, 2, WIDTH]), 1)),
+        "a queue beside it": lambda x, _: tf.reduce_sum(tf.concat([x, tf.zeros([6, WIDTH])], 0)) / 16.0,
+        "one at a time": lambda x, _: tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_sum(row**2), x)),
+    },
+}  # fmt: skip
+
+
+def verdict(value):
+    if value.by_row:
+        return "rows" if value.parts == 1 else "rows twice"
+    return "mean" if value.is_mean else "sum" if value.is_sum else "whole"
+
+
+@pytest.mark.parametrize(("told", "name"), [(told, name) for told in SIZES for name in SIZES[told]])
+def test_sizes_are_told_from_what_only_looks_like_them(told, name):
+    assert verdict(of(SIZES[told][name])) == told
+
+
+# What a script asks of a shape in Python, which is unknown while it is traced.
+ASKED = {
+    "or eight": (lambda x, y: tf.reduce_sum((x - y) ** 2) / (x.shape[0] or 8), "sum"),
+    "if it is known": (lambda x, _: tf.reduce_sum(x) / (8 if x.shape[0] is None else x.shape[0]), "sum"),
+    "at least one of a tenth": (lambda x, _: tf.reduce_sum(x) / max(x.shape[0] // 10, 1), None),
+    "at least sixteen": (lambda x, _: tf.reduce_sum(x) / max(x.shape[0], 16), None),
+    "a root": (lambda x, _: tf.reduce_sum(x) / x.shape[0] ** 0.5, None),
+    "itself": (lambda x, _: tf.reduce_sum(x) / x.shape[0], None),
+    "a loop": (lambda x, _: sum(tf.reduce_sum(x[i]) for i in range(x.shape[0])), None),
+    "taken apart": (lambda x, _: tf.add_n([tf.reduce_sum(each) for each in tf.unstack(x)]), None),
+    "or an identity of that size": (
+        lambda x, y: tf.reduce_mean(tf.matmul(x, y, transpose_b=True) * tf.eye(x.shape[0] or count(x))), "whole",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_python_asks_of_a_shape_is_what_runs_or_raises(name):
+    function, told = ASKED[name]
+    if told is None:
+        with pytest.raises((TypeError, ValueError)):
+            of(function)
+    else:
+        assert verdict(of(function)) == told
+
+
 # Random expressions.
 
 UNARY = [
@@ -217,4 +359,4 @@ def test_what_is_told_of_random_expressions_is_so(seed):
 
 @pytest.mark.long
 def test_what_is_told_of_many_random_expressions_is_so():
-    assert sum(found_in(seed) for seed in range(150)) > 500
+    assert sum(found_in(seed) for seed in range(300)) > 1000

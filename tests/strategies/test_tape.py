@@ -186,3 +186,21 @@ def test_how_tensors_differ():
         "captured": (Differs.NOWHERE, True),
         "a variable that was set": Differs.BY_DATA,
     }
+
+
+def test_a_replicas_own_number_of_rows_differs_and_other_sizes_are_alike():
+    seen = {}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def step(rows):
+        seen["rows"] = differs([tf.zeros(tf.shape(rows)[:1])])
+        seen["rows of what is alike"] = differs([tf.zeros(tf.shape(rows)[:1])], [rows])
+        seen["rows, moved"] = differs([tf.zeros(tf.shape(tf.transpose(rows))[1])])
+        seen["elements"] = differs([tf.size(rows)])
+        seen["width"] = differs([tf.zeros(tf.shape(rows)[1])])
+        seen["widths"] = differs([tf.zeros(tf.shape(rows)[1:])])
+        seen["rank"] = differs([tf.rank(rows)])
+
+    step(tf.ones([2, 3]))
+    by_data = ("rows", "rows, moved", "elements")
+    assert seen == {name: Differs.BY_DATA if name in by_data else Differs.NOWHERE for name in seen}

@@ -343,3 +343,53 @@ def test_a_layer_that_mixes_rows_is_one_devices(four_devices, name):
     one = fitted(strategies.create("one_device", devices=four_devices[:1]), MIXING[name])
     many = fitted(strategies.create("mirrored", devices=four_devices[:2]), MIXING[name])
     np.testing.assert_allclose(many, one, atol=5e-6)
+
+
+class Probable(keras.Model):
+    """Compares the batch's rows beside a loss of probabilities, of which Keras's losses read the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.chances = layers.Dense(4), layers.Dense(3, activation="softmax")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            z = self.features(x)
+            loss = keras.losses.SparseCategoricalCrossentropy()(tf.argmax(y, 1) % 3, self.chances(z))
+            loss += tf.reduce_mean(tf.math.reduce_std(z, axis=0))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+def test_logits_go_where_probabilities_go(four_devices):
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Probable()
+            model.compile(keras.optimizers.SGD(0.1))
+        losses = model.fit(data(), epochs=2, shuffle=False, verbose=0).history["loss"]
+        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
+
+    one = trained(tf.distribute.get_strategy())
+    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_bias_is_exchanged_where_replicas_have_other_numbers_of_rows(four_devices):
+    """It is computed from nothing of a replica's but how many rows it has."""
+
+    def trained(strategy):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            x, y = keras.Input((6,)), keras.Input((1,))
+            p = layers.Dense(1)(x)
+            model = keras.Model([x, y], ops.mean((y - p) ** 2) * ops.ones_like(p))
+            model.compile(keras.optimizers.SGD(0.05), lambda _, errors: errors)
+        x, y = X[:41], Y[:41, :1]
+        model.fit([x, y], y, batch_size=11, verbose=0, shuffle=False)
+        return np.concatenate([*map(np.ravel, model.get_weights())])
+
+    one = trained(tf.distribute.get_strategy())
+    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)

@@ -151,6 +151,35 @@ def test_an_optimizer_of_whole_layers_is_refused(four_devices):
         trained(create(four_devices[:2]), lambda: keras.optimizers.Lamb(0.01))
 
 
+class Lars(keras.optimizers.SGD):
+    """Its steps are as long as a whole layer's weights say."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        norm, slope = (tf.norm(tf.convert_to_tensor(each)) for each in (variable, gradient))
+        super().update_step(gradient * norm / (slope + 1e-6), variable, learning_rate)
+
+
+class Negated(keras.optimizers.SGD):
+    elementwise = True
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(-gradient, variable, -learning_rate)
+
+
+class Renamed(keras.optimizers.Adam):
+    def __init__(self, rate):
+        super().__init__(rate)
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_the_users_own_is_refused_unless_it_says_that_it_is_elementwise(four_devices):
+    with pytest.raises(StrategyError, match="with Lars.*elementwise = True"):
+        trained(create(four_devices[:2]), lambda: Lars(0.01, momentum=0.9))
+    own = trained(create(four_devices[:2]), lambda: Negated(0.05, momentum=0.9))
+    same(own, trained(tf.distribute.get_strategy(), lambda: keras.optimizers.SGD(0.05, momentum=0.9)))
+    trained(create(four_devices[:2]), lambda: Renamed(0.01))
+
+
 def test_there_are_two_ways(four_devices):
     with pytest.raises(StrategyError, match="Choose one of replicated, sharded"):
         strategies.create("mirrored", devices=four_devices, optimizer_state="zero")

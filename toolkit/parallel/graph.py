@@ -15,7 +15,7 @@ def is_graph(model: Any) -> bool:
     """Returns whether a model's graph of layers can be read: functional and Sequential models have one."""
     import keras
 
-    return isinstance(model, (keras.Sequential, private.Functional))
+    return isinstance(model, (keras.Sequential, private.functional.Functional))
 
 
 def layers_of(model: "keras.Model", prefix: str = "") -> "Iterator[tuple[str, keras.layers.Layer]]":
@@ -42,7 +42,7 @@ def copy_model(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.M
     import keras
 
     # A user's class may inherit from functional models and still be built from its own configuration.
-    ways = (keras.Sequential, private.Functional)
+    ways = (keras.Sequential, private.functional.Functional)
     cloned = is_graph(model) and any(type(model).get_config is way.get_config for way in ways)
     try:
         copy = keras.models.clone_model(model, clone_function=function, recursive=True) if cloned else function(model)

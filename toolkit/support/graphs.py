@@ -104,7 +104,7 @@ def differs(
         operation = tensor.op
         # Between two reads of a variable, each replica may have set it to another value.
         key = (operation, reader) if tensor.dtype == "resource" else operation
-        if key in seen or operation.type in _SHAPES:
+        if key in seen or _is_known_size(operation):
             continue
         seen.add(key)
         if operation.type == "Placeholder":
@@ -125,6 +125,22 @@ def differs(
             return Differs.BY_DATA
         waiting += [(each, operation) for each in operation.inputs]
     return found
+
+
+def _is_known_size(operation: "tf.Operation") -> bool:
+    """Whether an operation returns a size that all replicas have alike: not their own numbers of rows."""
+    given = operation.inputs[0].op if operation.type == "StridedSlice" else operation
+    if given.type not in _SHAPES:
+        return False
+    if given.type == "Rank" or all(each.shape.is_fully_defined() for each in given.inputs):
+        return True
+    import tensorflow as tf
+
+    begin = None if given is operation else tf.get_static_value(operation.inputs[1])
+    if begin is None or len(begin) != 1 or given.type != "Shape" or given.inputs[0].shape.rank is None:
+        return False
+    sizes = given.inputs[0].shape.as_list()[begin[0] :]  # Of tf.shape(x)[1], the first of these.
+    return None not in (sizes[:1] if operation.get_attr("shrink_axis_mask") else sizes)
 
 
 def derives_from(tensor: "tf.Tensor", given: "Collection[tf.Tensor]") -> bool:

@@ -7,6 +7,7 @@ collectives   tensors travel between replicas; by which library; how long a proc
 replicas      what a strategy tells each replica, and what it makes of their results
 overlap       gradients travel between processes while others are computed
 rows          how what a graph computes of a batch depends on its rows
+trusted       what of Keras's computes each example for itself, as is known without its graph
 xla           what XLA compiles of a step, in pieces between exchanges
 sharded_variable  a variable of which each replica has a part
 trial         a step on tensors without values, and whether a replica's rows are enough for it

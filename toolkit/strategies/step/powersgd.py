@@ -33,8 +33,9 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.collectives import joined
 from toolkit.strategies.step.gradients import Exchange, Gradients, sent_as, summed
-from toolkit.strategies.step.sharded_optimizer import WHOLE, is_in_parts, make_in_scope
+from toolkit.strategies.step.sharded_optimizer import is_in_parts, make_in_scope
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.trusted import is_elementwise
 from toolkit.strategies.variables import optimizers_of
 
 _LEAST_SAVING = 2  # A matrix is compressed if that sends less than half of its elements.
@@ -222,11 +223,12 @@ def _check(optimizer: Any, rank: int) -> None:
     Raises:
         StrategyError: It doesn't for this optimizer.
     """
-    if isinstance(optimizer, WHOLE):
+    if not is_elementwise(optimizer):
         raise StrategyError(
             asked=f"gradients compressed by PowerSGD at rank {rank}, with {type(optimizer).__name__}",
-            found="its update depends on the whole layer's gradient, of which a part comes later",
-            remedy="Use another optimizer, such as SGD or AdamW, or leave compression out",
+            found="its update may depend on the whole layer's gradient, of which a part comes later",
+            remedy="Use another optimizer, such as SGD or AdamW, or leave compression out; if this one updates each "
+            "element by itself, set elementwise = True in its class",
         )
 
 

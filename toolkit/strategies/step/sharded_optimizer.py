@@ -14,6 +14,7 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.gradients import Exchange, mapped, rows_of_replicas, sent_as, values_of
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable, StandIn
+from toolkit.strategies.step.trusted import is_elementwise
 from toolkit.strategies.upstream.wrapping import attach
 from toolkit.support.graphs import outside, same_everywhere
 
@@ -27,24 +28,21 @@ from toolkit.support.graphs import outside, same_everywhere
 # layers as a whole are refused.
 
 
-# They use a layer's whole variable.
-WHOLE = (keras.optimizers.Adafactor, keras.optimizers.Lamb, keras.optimizers.Muon)
-
-
 def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
     """Returns whether an optimizer's slot of this name is sharded for a variable.
 
     Raises:
-        StrategyError: It is asked for, and the optimizer looks at variables as a whole.
+        StrategyError: It is asked for, and the optimizer isn't known to update each element by itself.
     """
     strategy = optimizer._distribution_strategy
     if options_of(strategy).optimizer_state == "replicated" or replica_count(strategy) == 1:
         return False
-    if isinstance(optimizer, WHOLE):
+    if not is_elementwise(optimizer):
         raise StrategyError(
             asked=f"optimizer_state='sharded' with {type(optimizer).__name__}",
-            found="its update of a weight depends on the whole layer",
-            remedy="Use one that updates each element by itself, such as AdamW, or leave optimizer_state out",
+            found="its update of a weight may depend on the whole layer",
+            remedy="Use one that updates each element by itself, such as AdamW, or leave optimizer_state out; if this "
+            "one does, set elementwise = True in its class",
         )
     # Averages may become everyone's weights at the next step.
     return isinstance(variable, keras.Variable) and name != "average"
@@ -304,7 +302,7 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
     if not any(sharded + in_parts) or this_step.count == 1:
         original(optimizer, grads, variables)
         return
-    if isinstance(optimizer, WHOLE):
+    if not is_elementwise(optimizer):
         # Each replica has all slots of what is gathered.
         grads = [
             v.gather(tf.convert_to_tensor(g)) if is_shard else g
@@ -407,7 +405,7 @@ def _make_slot(
     if not isinstance(reference, ReplicaShardedVariable):
         sharded = shards_slots(optimizer, reference, name)
         return make_part_of_slot(optimizer, reference, name, initializer) if sharded else original()
-    if isinstance(optimizer, WHOLE) and name != "average":
+    if not is_elementwise(optimizer) and name != "average":
         return original()
     # An average replaces weights, which are padded with zeros.
     return make_slot(optimizer, reference, name, initializer, axis=reference.axis, repeats=name != "average")

@@ -32,7 +32,7 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, replica_count
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.collectives import joined
-from toolkit.strategies.step.rows import ALIKE, mean_of_rows
+from toolkit.strategies.step.rows import ALIKE, Of, Rows, mean_of_rows
 from toolkit.strategies.step.trial import calling
 from toolkit.strategies.upstream import private
 from toolkit.strategies.upstream.attributes import layers_within
@@ -163,6 +163,16 @@ class Share:
 
         return _rows_of_all(x, back)
 
+    def of_all(self, x: tf.Tensor, of: Rows) -> tf.Tensor:
+        """Returns the whole batch's value of which this replica has its part's. It is a collective."""
+        if of.of is Of.ROWS:
+            return self.rows_of_all(x)
+        exact = x if x.dtype.is_floating or x.dtype.is_complex else tf.cast(x, tf.float64)
+        own = tf.cast(self.weight, exact.dtype)
+        # A sum counts as it is, but of a replica without examples not at all.
+        whole = collectives.all_reduce(tf.math.multiply_no_nan(exact, tf.sign(own) if of.is_sum else own))
+        return tf.cast(whole, x.dtype)
+
     def rows_of_this(self, whole: tf.Tensor) -> tf.Tensor:
         """Returns this replica's rows of a tensor that all have alike; its gradient is the rows of all replicas'.
 
@@ -231,6 +241,21 @@ class WholeShare(Share):
         """Records a metric whose state isn't a sum, not even over batches."""
         if self._note is not None and not over_batches:
             self._note(metric)
+
+
+def attached(own: Any, made: Any, move: Callable[[Any], Any]) -> Any:
+    """Returns a tensor that was made of another's rows, with what Keras has attached to that: a mask, logits.
+
+    Args:
+        own: The other.
+        made: The tensor.
+        move: Makes the same of what is attached.
+    """
+    for name in ("_keras_mask", "_keras_logits"):
+        value = getattr(own, name, None)
+        if value is not None:
+            setattr(made, name, move(value))
+    return made
 
 
 def _graph() -> Any:
@@ -490,7 +515,9 @@ def weigh_moments(model: Any, context: tf.distribute.ReplicaContext) -> None:
 
 
 def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    if mask is not None or not this_step.exchanges_overlap:
+    if mask is not None:
+        return original(layer, x, mask) if this_step.count == 1 else _moments_of_masked(layer, x, mask)
+    if not this_step.exchanges_overlap:
         return original(layer, x, mask)
     context = tf.distribute.get_replica_context()
     given, axes = x.dtype, layer._reduction_axes
@@ -508,6 +535,22 @@ def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[t
         half = tf.float16
         mean, variance = (tf.cast(tf.clip_by_value(each, half.min, half.max), given) for each in (mean, variance))
     return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+
+
+def _moments_of_masked(layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns means and variances over what a mask leaves of the whole batch, for which Keras sums nothing."""
+    context, axes = tf.distribute.get_replica_context(), layer._reduction_axes
+    mask = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), tf.bool), tf.shape(x))
+
+    def totals(*values: tf.Tensor) -> list[tf.Tensor]:
+        flat, split = joined([tf.reduce_sum(each, axes, keepdims=True) for each in values])
+        return split(context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
+
+    total, count = totals(tf.where(mask, x, 0), tf.cast(mask, x.dtype))
+    count += keras.config.epsilon()  # As Keras does.
+    mean = total / count
+    (squares,) = totals(tf.where(mask, tf.square(x - mean), 0))
+    return tf.squeeze(mean), tf.squeeze(squares / count)
 
 
 def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:

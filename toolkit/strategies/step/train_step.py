@@ -10,7 +10,8 @@ After that stand `predict_step`, what replicas draw, how steps are counted, and 
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -26,9 +27,10 @@ from toolkit.strategies.step.collectives import joined
 from toolkit.strategies.step.exchange_schedule import is_local_step
 from toolkit.strategies.step.local_steps import count_rows
 from toolkit.strategies.step.replicas import alike
+from toolkit.strategies.step.rows import MEAN, Rows
 from toolkit.strategies.step.share import Share, entered, state_of_own, weigh_moments
 from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
-from toolkit.strategies.step.view import View, rows_stay_together
+from toolkit.strategies.step.view import View, of_any_size, rows_stay_together
 from toolkit.strategies.step.whole_batch import is_whole
 from toolkit.strategies.upstream import private, train_function
 from toolkit.strategies.upstream.attributes import layers_within
@@ -86,9 +88,11 @@ class ReplicaStep:
     def _of_rows(self, data: Any, share: Share, found: Found) -> Any:
         """Makes a step that needs no more than this replica's rows."""
         share.sums = found.sums
+        if found.trial is not None and not tf.executing_eagerly():
+            data = of_any_size(data, this_step.whole)  # As the trial has seen it.
         with entered(share), inlining(), results_noted(self._model) as noted:
             logs = self._computed(data, share)
-            return _of_all_replicas(logs, noted, weight=lambda: share.weight, sums=found.summed_logs)
+            return _of_all_replicas(logs, noted, share=share, of=found.logs)
 
     def _of_whole(self, data: Any, share: Share, found: Found) -> Any:
         """Makes a step that sees the whole batch, and whose layers compute this replica's rows."""
@@ -142,8 +146,8 @@ def _of_all_replicas(
     logs: Any,
     noted: dict[int, Result],
     *,
-    weight: Callable[[], tf.Tensor] = lambda: tf.ones([], tf.float64),
-    sums: Collection[int] = (),
+    share: Share | None = None,
+    of: Mapping[int, Rows] = MappingProxyType({}),
     view: View | None = None,
 ) -> Any:
     """Returns a step's logs as one device would have them.
@@ -151,8 +155,8 @@ def _of_all_replicas(
     Args:
         logs: What a `train_step` or `test_step` has returned: any structure.
         noted: What `results_noted` has noted in it.
-        weight: Returns this replica's part of all replicas' examples, a float64 scalar; a collective.
-        sums: The numbers of the scalars that are sums over examples; others are means.
+        share: This replica's.
+        of: What the tensors are; scalars of which nothing is known are means.
         view: The step's view of the whole batch, of which the scalars are then.
     """
     leaves = keras.tree.flatten(logs)
@@ -167,10 +171,10 @@ def _of_all_replicas(
             whole = results[id(result.metric)][result.place]
         elif (result is not None and is_whole(result.metric)) or (view is not None and tf.is_tensor(leaf)):
             whole = tf.identity(leaf)
-        elif tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0:
-            own = tf.cast(weight(), leaf.dtype)
-            # A sum counts as it is, but of a replica without examples not at all.
-            whole = collectives.all_reduce(tf.math.multiply_no_nan(leaf, tf.sign(own) if number in sums else own))
+        elif share is not None and number in of and not of[number].is_alike:
+            whole = share.of_all(leaf, of[number])
+        elif share is not None and tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0:
+            whole = share.of_all(leaf, MEAN)
         else:
             return leaf
         return alike(whole)

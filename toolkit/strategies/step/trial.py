@@ -26,14 +26,10 @@ import tensorflow as tf
 
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
+from toolkit.strategies.step.trusted import is_by_row
 from toolkit.strategies.upstream import private, replaced
-from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import outside
 
-# Keras's layers that mix examples by what they are for. Statistics of a normalisation are documented as each replica's.
-_MIXING = ("CutMix", "MixUp")
-_OF_USERS = ("Lambda",)  # Keras's classes around functions of the user's.
-_BY_ENTRY = ("L1", "L2", "L1L2")  # Regularizers of Keras's that add up entries.
 _TAPES = inspect.getfile(inspect.unwrap(tf.GradientTape.gradient))
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
@@ -47,12 +43,14 @@ class Reads:
         shape: Whether it reads the shape.
         differentiated: Whether a gradient by it is asked for, so that layers must be given what it is.
         by_row: Whether it has a row for each of the batch's; None if that isn't known.
+        logits: The same of the logits that Keras keeps on it; None if that isn't known.
     """
 
     values: bool = True
     shape: bool = True
     differentiated: bool = False
     by_row: bool | None = None
+    logits: "Reads | None" = None
 
 
 class Trial:
@@ -65,7 +63,7 @@ class Trial:
         opened: Whether it needs the whole batch.
         sums: Whether the losses that it differentiates are sums over rows, and not means.
         replicated: Whether gradients are asked for in a loop, as of a Jacobian: layers can't exchange anything there.
-        summed_logs: The numbers of those values that it returns which are sums over rows.
+        logs: What the tensors are that it returns, by their numbers.
         by_example: By the numbers of the tensors that it returns, whether they have a row for each example.
 
     Args:
@@ -81,7 +79,7 @@ class Trial:
         self.sums = self.replicated = False
         self._sources: set[int] = set()
         self._read: set[int] = set()  # What is differentiated, which no operation shows here.
-        self.summed_logs: frozenset[int] = frozenset()
+        self.logs: dict[int, Rows] = {}
         self.by_example: dict[int, bool] = {}
         self._graph: Any = None
         self._within: list[list[Call]] = [self.calls]
@@ -139,19 +137,17 @@ class Trial:
         self.sums = bool(scalars) and all(each.is_sum for each in scalars)
         if not self.sums and not all(each.is_mean for each in scalars):
             return False
-        self.summed_logs = frozenset(n for n, x in self._returned.items() if x.shape.rank == 0 and found[x].is_sum)
-        means = [x for n, x in self._returned.items() if n not in self.summed_logs]
-        means += [each for _, scalars in self._updates for each in scalars]
-        if not all(self._may_be_returned(found[each], each) for each in means):
+        self.logs = {number: found[x] for number, x in self._returned.items()}
+        means = [found[each] for _, scalars in self._updates for each in scalars]
+        if not all(self._may_be_returned(each) for each in self.logs.values()) or not all(x.is_mean for x in means):
             return False
         if not all(found[each].by_row or found[each].is_alike for batches, _ in self._updates for each in batches):
             return False
         return self._assigns_alike(found, self.calls, 0, len(self._graph.get_operations()))
 
-    def _may_be_returned(self, found: Rows, tensor: Any) -> bool:
-        if self._returns_rows:
-            return found.in_order or found.is_alike
-        return found.is_mean or (tensor.shape.rank != 0 and found.by_row)
+    def _may_be_returned(self, found: Rows) -> bool:
+        parts = found.is_alike if self._returns_rows else found.is_mean or found.is_sum
+        return parts or found.in_order
 
     def _assigns_alike(self, found: Graph, inner: list[Call], first: int, last: int) -> bool:
         """Whether variables are set to what is the same for every part of the batch."""
@@ -172,20 +168,12 @@ class Trial:
         return call.opened
 
     def _mixes(self, call: Call) -> bool:
-        layer = call.of
-        if not may_mix(layer):
+        if is_by_row(call.of, call.inputs):
             return False
-        own = _is_of_user(layer)
-        if not own and _is_mixing(layer):
-            return True
         given = {id(each): ROWS if is_row_dimension(each) else ALIKE for each in call.inputs}
-        if not own:  # What Keras's own layers compute is by row; what the regularizer makes of it is the question.
-            given |= {id(each): ROWS for each in call.outputs if is_row_dimension(each)}
-        found = Graph(self._graph, given, calls=call.calls, within=(call.first, call.last))
+        found = Graph(self._graph, given, call.calls, (call.first, call.last), call.inputs)
         if any(not found[each].is_mean for each in call.losses):
             return True
-        if not own:
-            return False
         if not all(found[each].in_order or found[each].is_alike for each in call.outputs):
             return True
         return not self._assigns_alike(found, call.calls, call.first, call.last)
@@ -194,14 +182,15 @@ class Trial:
         """Returns how opened parts of the step use a tensor."""
         if not isinstance(tensor, tf.Tensor):
             return Reads(differentiated=True)
-        by_row = is_row_dimension(tensor)
+        logits = logits_of(tensor)
+        found = Reads(by_row=is_row_dimension(tensor), logits=None if logits is None else self.reads(logits))
         if self.replicated or id(tensor) in self._sources:
-            return Reads(differentiated=True, by_row=by_row)
+            return dataclasses.replace(found, differentiated=True)
         returned = not self._returns_rows and any(each is tensor for each in self._returned.values())
         if returned or id(tensor) in self._read:
-            return Reads(by_row=by_row)
+            return found
         reading = [op for op in tensor.consumers() if not self._is_closed(op)]
-        return Reads(values=any(op.type not in _SHAPES for op in reading), shape=bool(reading), by_row=by_row)
+        return dataclasses.replace(found, values=any(op.type not in _SHAPES for op in reading), shape=bool(reading))
 
     def _is_closed(self, op: tf.Operation) -> bool:
         if not hasattr(self, "_places"):
@@ -232,6 +221,8 @@ class Trial:
             self._within.pop()
         call.last = self._number()
         call.outputs = _tensors(outputs)
+        logits = [logits_of(each) for each in call.outputs]
+        call.outputs += [each for each in logits if isinstance(each, tf.Tensor)]
         if isinstance(of, keras.layers.Layer):
             call.losses = _tensors(of._get_own_losses())
         return outputs
@@ -275,34 +266,9 @@ def of_a_jacobian() -> bool:
     return asking is not None and asking.f_code.co_filename == _TAPES
 
 
-def may_mix(layer: Any) -> bool:
-    """Returns whether a layer may need more than a replica's rows; most of Keras's own don't."""
-    if _is_of_user(layer) or _is_mixing(layer):
-        return True
-    regularizer = layer.activity_regularizer
-    return regularizer is not None and type(regularizer).__name__ not in _BY_ENTRY
-
-
-def _is_mixing(layer: Any) -> bool:
-    """Whether a layer of Keras's computes along axis 0, as `Softmax(axis=0)` does, or pads to the longest text."""
-    axis = getattr(layer, "axis", None)
-    pads = isinstance(layer, keras.layers.TextVectorization) and layer.get_config()["output_sequence_length"] is None
-    return type(layer).__name__ in _MIXING or pads or 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
-
-
-def is_known(layer: Any) -> bool:
-    """Returns whether a layer's class is Keras's, or one of ours, whose replicas exchange what they need."""
-    kind = type(layer)
-    ours = any(each.__module__.startswith("toolkit.") for each in kind.__mro__)
-    return ours or kind.__module__.startswith("keras.src.")
-
-
-def _is_of_user(layer: Any) -> bool:
-    """Whether what a layer computes between the layers that it calls is a script's own."""
-    if type(layer).__name__ in _OF_USERS or not is_known(layer):
-        return True
-    # A functional model may have operations between its layers, such as keras.ops.mean.
-    return any(not isinstance(each, keras.layers.Layer) for each in getattr(layer, "operations", ()))
+def logits_of(probabilities: Any) -> Any:
+    """Returns what Keras's losses read in place of a softmax's or a sigmoid's result; None if it isn't such a one."""
+    return getattr(probabilities, "_keras_logits", None)
 
 
 def _tensors(given: Any) -> list:
@@ -433,14 +399,14 @@ class Found:
         opened: Whether it needs the whole batch.
         trial: How it was found out; None if the step can't be traced without values, or need not be.
         sums: Whether the losses that it differentiates are sums over examples, and not means.
-        summed_logs: The numbers of those scalars that it returns which are sums.
+        logs: What the tensors are that it returns, by their numbers.
         by_example: By the numbers of the tensors that it returns, whether they have a row for each example.
     """
 
     opened: bool
     trial: Trial | None = None
     sums: bool = False
-    summed_logs: frozenset[int] = frozenset()
+    logs: dict[int, Rows] = dataclasses.field(default_factory=dict)
     by_example: dict[int, bool] = dataclasses.field(default_factory=dict)
 
 
@@ -482,7 +448,7 @@ def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int],
     function = getattr(step, "__func__", None)
     own = function not in [getattr(keras.Model, each) for each in _STEPS]
     own = own or any(getattr(kind, each) is not getattr(keras.Model, each) for each in _METHODS)
-    if not own and not any(may_mix(each) for each in layers_within(model)):
+    if not own and is_by_row(model):
         return Found(opened=False)
     leaves = tf.nest.flatten(data)
     if any(isinstance(leaf, tf.RaggedTensor) for leaf in leaves):  # Padding depends on the longest row of the batch.
@@ -494,7 +460,7 @@ def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int],
     except Exception:  # The user's own code may raise anything on tensors without values.
         _LOG.debug("%s can't be run on tensors without values", step, exc_info=True)
         return Found(opened=own or not any(isinstance(leaf, tf.SparseTensor) for leaf in leaves))
-    return Found(trial.opened, trial, trial.sums, trial.summed_logs, trial.by_example)
+    return Found(trial.opened, trial, trial.sums, trial.logs, trial.by_example)
 
 
 def _any_size(data: Any, whole: Collection[int]) -> Any:

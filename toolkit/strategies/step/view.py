@@ -28,8 +28,9 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.rows import Call
-from toolkit.strategies.step.share import Share, WholeShare, entered
-from toolkit.strategies.step.trial import Reads, Trial, is_known, is_row_dimension
+from toolkit.strategies.step.share import Share, WholeShare, attached, entered
+from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension, logits_of
+from toolkit.strategies.step.trusted import is_by_row
 from toolkit.strategies.upstream import private, replaced
 from toolkit.strategies.upstream.attributes import layers_within
 
@@ -133,7 +134,8 @@ class View:
         if self.replicated:
             opened = True
         elif record is None:
-            opened = not is_known(layer) or not self.is_any_by_row((args, kwargs))
+            tensors = [x for x in keras.tree.flatten((args, kwargs)) if tf.is_tensor(x)]
+            opened = not is_by_row(layer, tensors) or not self.is_any_by_row((args, kwargs))
         else:
             opened = record.opened or not self.is_any_by_row((args, kwargs))
         if opened:
@@ -210,7 +212,13 @@ class View:
         return None
 
     def is_any_by_row(self, given: Any) -> bool:
+        """Returns whether a tensor of some has a row for each of the batch's."""
         return any(self._is_by_row(each) for each in keras.tree.flatten(given) if tf.is_tensor(each))
+
+    def are_by_row(self, given: Any) -> bool:
+        """Returns whether all tensors of some have a row for each of the batch's, but for scalars."""
+        tensors = [each for each in keras.tree.flatten(given) if tf.is_tensor(each)]
+        return self.is_any_by_row(tensors) and all(each.shape.rank == 0 or self._is_by_row(each) for each in tensors)
 
     def _is_by_row(self, x: Any, own: bool = False) -> bool:
         if id(x) in self._own or is_row_dimension(x):
@@ -229,9 +237,18 @@ class View:
             return x
         if id(x) in self._own:
             return self._own[id(x)][1]
-        return self._rows.rows_of_this(x)
+        return attached(x, self._rows.rows_of_this(x), self.cut)
 
     def _whole(self, own: Any, reads: Reads, name: str) -> Any:
+        found, logits = self._of_all(own, reads, name), logits_of(own)
+        if logits is not None:  # Which are read in its place.
+            found = tf.identity(found) if found is own else found
+            found._keras_logits = self._whole(logits, reads.logits or Reads(), name)
+        if not reads.differentiated:
+            self._own[id(found)] = (found, own)
+        return found
+
+    def _of_all(self, own: Any, reads: Reads, name: str) -> Any:
         if reads.values:
             found = self._rows.rows_of_all(own)
             self._gathered.append((name, own))
@@ -242,6 +259,7 @@ class View:
         elif reads.shape:  # Nothing is computed of it but its size.
             sizes = tf.concat([[self._count_of(own)], tf.shape(own)[1:]], 0)
             found = tf.broadcast_to(tf.zeros([], own.dtype), sizes) if own.dtype != tf.string else tf.fill(sizes, "")
+            self.share.in_graph.identical.append(found)
         else:
             found = own
             if isinstance(own, tf.Tensor) and not tf.executing_eagerly():  # Nobody takes its size for the batch's.
@@ -252,14 +270,11 @@ class View:
         if not tf.executing_eagerly() and isinstance(found, tf.Tensor):
             rows = own.shape[0] and self._size and own.shape[0] * this_step.count
             found.set_shape([rows, *own.shape[1:]])
-        if not reads.differentiated:
-            self._own[id(found)] = (found, own)
         return found
 
     def _count_of(self, own: Any) -> tf.Tensor:
-        """Returns how many rows all replicas have of a tensor: as many times the batch's as this one's are its own."""
-        times = tf.shape(own)[0] // tf.maximum(tf.cast(self._rows.count, tf.int32), 1)
-        return times * tf.cast(self._rows.total_count, tf.int32)
+        """Returns how many rows all replicas have of a tensor. It is a collective."""
+        return tf.cast(self._rows.total(tf.cast(tf.shape(own)[0], tf.float64)), tf.int32)
 
     def _mean(self, own: Any) -> Any:
         """Returns the whole batch's mean of which this replica has that over its rows."""
@@ -284,6 +299,16 @@ class View:
 def _of_any_size(x: tf.Tensor) -> tf.Tensor:
     """Returns a tensor whose number of rows isn't known when it is traced."""
     return tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, *x.shape[1:]])
+
+
+def of_any_size(data: Any, whole: Any = ()) -> Any:
+    """Returns a batch's tensors with a number of rows that isn't known when they are traced."""
+
+    def one(number: int, x: Any) -> Any:
+        sized = isinstance(x, tf.Tensor) and x.shape.rank and x.shape[0] is not None and number not in whole
+        return _of_any_size(x) if sized else x
+
+    return tf.nest.pack_sequence_as(data, [one(*pair) for pair in enumerate(tf.nest.flatten(data))])
 
 
 def _size(own: Any) -> str:

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
-from toolkit.strategies.step.rows import Graph, Rows, mean_of_rows
-from toolkit.strategies.step.share import Share, WholeShare, counted, entered, update_mean
+from toolkit.strategies.step.rows import Rows, mean_of_rows
+from toolkit.strategies.step.share import Share, WholeShare, attached, counted, entered, update_mean
 from toolkit.strategies.step.trial import calling
+from toolkit.strategies.step.trusted import adds_by_row, has_value_by_row, traced
 from toolkit.strategies.upstream import private
 from toolkit.strategies.upstream.wrapping import attach
 from toolkit.support.graphs import derives_from, outside
@@ -24,11 +25,6 @@ from toolkit.support.graphs import derives_from, outside
 # A mean over examples is the weighted mean of the parts' means, and a sum is the sum of their sums. A Dice loss, a mean
 # over what a mask leaves, and a running maximum are neither: they need the whole batch. A function is traced once, in a
 # graph that never runs, so that nothing it does counts.
-
-
-_WRAPPERS = ("LossFunctionWrapper", "MeanMetricWrapper")  # Of a function, which may be the user's.
-# Keras's losses in which an example's value depends on others. (Functions have the same names in snake case.)
-_COUPLED = ("Circle", "Dice", "Tversky", "PearsonCorrelation", "ConcordanceCorrelation")
 
 
 class Kind(enum.Enum):
@@ -48,13 +44,15 @@ def loss_kind(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> Kind:
         y_true: Tensors of the shapes and dtypes of labels, in any structure; their values don't matter.
         y_pred: The same of predictions.
     """
-    if _is_known(loss.fn) if type(loss).__name__ == "LossFunctionWrapper" else _is_keras_own(loss):
+    if has_value_by_row(loss, y_pred):
         return Kind.EXAMPLES
+    if type(loss).__call__ is not keras.losses.Loss.__call__:  # It weights and reduces in its own way.
+        return Kind.WHOLE
 
     def converted(*given: Any) -> Any:  # As `Loss.__call__` passes them.
         return loss.call(*keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, loss.dtype), given))
 
-    return _of_value(_traced(lambda given: converted(*given), (y_true, y_pred)))
+    return _of_value(traced(lambda given: converted(*given), (y_true, y_pred)))
 
 
 def metric_kind(metric: keras.Metric, args: Sequence, kwargs: dict) -> Kind:
@@ -65,20 +63,19 @@ def metric_kind(metric: keras.Metric, args: Sequence, kwargs: dict) -> Kind:
         args: What its `update_state` is given: tensors of whose values nothing is asked.
         kwargs: The same, by name.
     """
-    function = getattr(metric, "_fn", None)
-    if _is_keras_own(metric) or (isinstance(metric, keras.metrics.MeanMetricWrapper) and _is_known(function)):
+    if adds_by_row(metric, kwargs.get("y_pred", args[1] if len(args) > 1 else args)):
         return Kind.EXAMPLES
     # Updates of TensorFlow's variables can't be traced apart. A state that begins with a number would begin with a
     # multiple of it on several replicas.
     own = any(isinstance(each, tf.Variable) for each in vars(metric).values())
     if own or outside(lambda: any(np.any(keras.ops.convert_to_numpy(v)) for v in metric.stateless_reset_state())):
         return Kind.WHOLE
-    added = _traced(lambda given: _additions(metric, *given), (tuple(args), kwargs))
+    added = traced(lambda given: _additions(metric, *given), (tuple(args), kwargs))
     if added is None or all(each.is_sum for each in added):
         return Kind.WHOLE if added is None else Kind.EXAMPLES
     given = [each for each in (*args, *kwargs.values()) if each is not None]
     if isinstance(metric, keras.metrics.MeanMetricWrapper) and len(given) <= 2:  # Otherwise with weights.
-        mean = _traced(lambda pair: metric._fn(*pair, **metric._fn_kwargs), tuple(given))
+        mean = traced(lambda pair: metric._fn(*pair, **metric._fn_kwargs), tuple(given))
         if _of_value(mean) in (Kind.EXAMPLES, Kind.MEAN):
             return Kind.MEAN
     return Kind.SUM
@@ -117,48 +114,6 @@ def _added(old: tf.Tensor, new: tf.Tensor) -> Any:
     if _added(old, one) == 0:
         return two
     return one if new.op.type != "Sub" and _added(old, two) == 0 else None
-
-
-def _traced(function: Callable[[Any], Any], given: Any) -> list[Rows] | None:
-    """Returns what a function's results are, of tensors like the given ones with any number of rows.
-
-    None where that can't be told: the function raises, returns None, or sets a variable to what depends on the rows.
-    """
-
-    def like(leaf: Any) -> Any:
-        if not tf.is_tensor(leaf):
-            return leaf
-        if not isinstance(leaf, tf.Tensor):  # Ragged or sparse.
-            raise TypeError(type(leaf))
-        shape = leaf.shape.as_list() if leaf.shape.rank is not None else None
-        return tf.compat.v1.placeholder(leaf.dtype, [None, *shape[1:]] if shape else shape)
-
-    def trace() -> list[Rows] | None:
-        graph = tf.__internal__.FuncGraph("trial")
-        with graph.as_default(), keras.StatelessScope() as scope:
-            results = function(keras.tree.map_structure(like, given))
-            if results is None:
-                return None
-            results = [tf.convert_to_tensor(each) for each in keras.tree.flatten(results)]
-        known = Graph(graph)
-        changed = [known[each] for each in scope.state_mapping.values()] + [value for _, value in known.assigned]
-        return [known[each] for each in results] if all(each.is_alike for each in changed) else None
-
-    try:
-        return outside(trace)
-    except Exception:  # A user's own function may raise anything on tensors without values.
-        return None
-
-
-def _is_known(function: Any) -> bool:
-    """Whether it is a Keras function with a value for each example."""
-    name = getattr(function, "__name__", "").replace("_", "")
-    coupled = [each.lower() for each in _COUPLED]
-    return getattr(function, "__module__", "").startswith("keras.src.") and name not in coupled
-
-
-def _is_keras_own(thing: Any) -> bool:
-    return type(thing).__module__.startswith("keras.src.") and type(thing).__name__ not in _COUPLED + _WRAPPERS
 
 
 # Computes losses and metrics that don't follow from a batch's parts, on the whole batch on every replica.
@@ -243,7 +198,7 @@ class _BatchLoss(keras.losses.Loss):
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         share, given = this_step.share, (y_true, y_pred, sample_weight)
-        if this_step.view is not None and this_step.view.is_any_by_row(given):
+        if this_step.view is not None and this_step.view.are_by_row(given):
             return this_step.view.by_row(lambda args, _: self(*args), given, {}, self.name)
         if share is None:
             return calling(self, given, lambda: self.loss(*given), mean_of_rows)
@@ -262,9 +217,6 @@ class _BatchLoss(keras.losses.Loss):
         if this_step.count > 1:
             _say(self.name)
         y_true, y_pred, sample_weight = _of_all(share, (y_true, y_pred, sample_weight))
-        for each, mask in zip(keras.tree.flatten(y_pred), masks, strict=True):
-            if mask is not None:
-                private.masking.set_keras_mask(each, share.rows_of_all(mask))
         with entered(WholeShare()):
             return self.loss(y_true, y_pred, sample_weight)
 
@@ -303,7 +255,8 @@ def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
     if kind is Kind.EXAMPLES or this_step.is_local:
         return update(*args, **kwargs)
     if kind is Kind.MEAN:
-        return update(*args[:2], **{**kwargs, "sample_weight": counted(share)})  # A third is a weight, and None.
+        # Without weights of the script's, which may have stood there as None.
+        return update(*args[:2], **{**kwargs, "sample_weight": counted(share)})
     share.keeps_whole(metric, over_batches=kind is Kind.SUM)
     args, kwargs = _of_all(share, (args, kwargs))
     with entered(WholeShare()):
@@ -311,9 +264,11 @@ def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _of_all(share: Share, given: Any) -> Any:
-    return keras.tree.map_structure(
-        lambda each: share.rows_of_all(each) if tf.is_tensor(each) and each.shape.rank != 0 else each, given
-    )
+    def one(x: Any) -> Any:
+        by_row = tf.is_tensor(x) and x.shape.rank != 0
+        return attached(x, share.rows_of_all(x), share.rows_of_all) if by_row else x
+
+    return keras.tree.map_structure(one, given)
 
 
 def _once(kinds: dict[str, Kind], given: Any, make: Callable[[], Kind]) -> Kind:
