@@ -185,8 +185,8 @@ def features():
 
 
 def taken_over():
-    """toolkit/support/taken_over.csv, in words."""
-    rows = rows_of(HERE.parent / "toolkit" / "support" / "taken_over.csv")
+    """toolkit/strategies/upstream/table.csv, in words."""
+    rows = rows_of(HERE.parent / "toolkit" / "strategies" / "upstream" / "table.csv")
     return table(
         ("function", "", "why", "upstream"),
         [[f"`{row['place'].replace(':', '.')}`", row["kind"], row["why"], row["upstream"]] for row in rows],

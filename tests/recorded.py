@@ -18,6 +18,7 @@ class NotSupported(NVMLError):
 A100 = {
     "name": "NVIDIA A100-SXM4-40GB",
     "uuid": "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6",
+    "capability": [8, 0],
     "memory": (40960 << 20, 31000 << 20),
     "bus": b"00000000:07:00.0",
     "busy": 97,
@@ -34,6 +35,13 @@ FREE = {
     "compute": [],
 }
 MIG = {**FREE, "uuid": "GPU-bb000000-0000-0000-0000-000000000002", "mig": ["MIG-1111", None, "MIG-2222"], "busy": None}
+H200 = {**FREE, "name": "NVIDIA H200", "uuid": "GPU-dd000000-0000-0000-0000-000000000003", "capability": [9, 0]}
+RTX_5090 = {
+    **FREE,
+    "name": "NVIDIA GeForce RTX 5090",
+    "uuid": "GPU-ee000000-0000-0000-0000-000000000004",
+    "capability": [12, 0],
+}
 LAPTOP = {"name": b"Quadro M620", "uuid": b"GPU-cc000000", "memory": (2048 << 20, 100 << 20), "bus": "00000000:01:00.0"}
 
 
@@ -71,6 +79,7 @@ def nvml(*cards, cuda=13000):
         nvmlDeviceGetName=lambda card: card["name"],
         nvmlDeviceGetUUID=lambda card: card["uuid"],
         nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetCudaComputeCapability=lambda card: of(card, "capability"),
         nvmlDeviceGetMigMode=lambda card: (1 if of(card, "mig") else 0, 0),
         nvmlDeviceGetMaxMigDeviceCount=lambda card: len(card["mig"]),
         nvmlDeviceGetMigDeviceHandleByIndex=mig,

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
+from toolkit.strategies.upstream.wrapping import instead
 from toolkit.support.words import did_you_mean, nearest
-from toolkit.support.wrapping import instead
 
 if TYPE_CHECKING:
     import keras
@@ -302,7 +302,7 @@ class _Trains(BaseException):
 @contextlib.contextmanager
 def _nothing_trained(stop_at: Sequence[tuple[type, str]] = ()) -> Iterator[None]:
     """A context in which starting to train raises `_Trains`, and a script sees no arguments of this program."""
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    import keras
 
     def stop(_: Callable) -> Callable:
         def trains(*_args: Any, **_kwargs: Any) -> None:
@@ -313,7 +313,7 @@ def _nothing_trained(stop_at: Sequence[tuple[type, str]] = ()) -> Iterator[None]
     arguments, sys.argv = sys.argv, sys.argv[:1]
     try:
         with contextlib.ExitStack() as several:
-            for kind, name in ((TensorFlowTrainer, "fit"), (TensorFlowTrainer, "train_on_batch"), *stop_at):
+            for kind, name in ((keras.Model, "fit"), (keras.Model, "train_on_batch"), *stop_at):
                 several.enter_context(instead(kind, name, stop))
             yield
     finally:

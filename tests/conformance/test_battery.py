@@ -89,8 +89,18 @@ LONG = {(strategy, "float64 with batch normalisation") for strategy in STRATEGIE
     ("parameter servers, sharded, rounds", "float32 adamw, clipped, averaged"),
     ("parameter servers, sharded, in turn", "float32 adam"),
 }
+# One of each way of training, which scripts/test-next tries.
+NEXT = {
+    ("mirrored on 4", "float32 adam"),
+    ("mirrored on 4, XLA", "float32 adam"),
+    ("multi_worker of 2", "float32 adam"),
+    ("parameter servers, rounds", "float32"),
+    ("parameter servers, sharded, in turn", "float32 adam"),
+}
 CASES = [
-    pytest.param(*pair, id="-".join(pair), marks=[pytest.mark.long] if pair in LONG else [])
+    pytest.param(
+        *pair, id="-".join(pair), marks=[pytest.mark.long] * (pair in LONG) + [pytest.mark.next] * (pair in NEXT)
+    )
     for pair in itertools.product(STRATEGIES, TRAININGS)
     if belongs(*pair)
 ]

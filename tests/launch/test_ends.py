@@ -103,7 +103,9 @@ time.sleep(1000)
 """
     process = launcher.start("--workers=2", body=body)
     launcher.read_until(process, b"| up", times=2)
-    process.send_signal(signal.SIGTERM)
+    for _ in range(2):  # As two `toolkit stop` at once do.
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.4)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 143
     assert out.count(b"saved") == 2

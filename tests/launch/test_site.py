@@ -141,6 +141,17 @@ def test_a_folder_too_large_for_a_copy_is_refused(site, capsys, monkeypatch):
         record._take_snapshot(("train.py",), site / "copy")
 
 
+def test_a_snapshot_leaves_out_the_runs_and_no_package_of_that_name(site):
+    from toolkit.launch import record
+
+    for folder in ("runs/old", "model/runs", "model/__pycache__"):
+        (site / folder).mkdir(parents=True)
+        (site / folder / "file.py").touch()
+    record._take_snapshot(("train.py",), site / "logs/copy")
+    assert {path.parent.name for path in (site / "logs/copy").rglob("file.py")} == {"runs"}
+    assert (site / "logs/copy/model/runs/file.py").exists()
+
+
 @pytest.mark.parametrize("log_dir", [".", "logs"])
 def test_a_snapshot_is_not_copied_into_itself(site, log_dir):
     from toolkit.launch.record import Record

@@ -86,7 +86,9 @@ def test_the_wheel_has_what_is_needed_and_nothing_else(built):
         (described,) = (name for name in names if name.endswith("/METADATA"))
         facts = email.message_from_bytes(archive.read(described))
     assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"toolkit", "recipes"}
-    assert {"toolkit/py.typed", "toolkit/observe/report/page.html.j2", "toolkit/support/taken_over.csv"} <= set(names)
+    assert {"toolkit/py.typed", "toolkit/observe/report/page.html.j2", "toolkit/strategies/upstream/table.csv"} <= set(
+        names
+    )
     assert facts["Version"] == __version__
     assert "Operating System :: POSIX :: Linux" in facts.get_all("Classifier")
     assert {"gpu", "datasets", "test", "docs", "bench", "ray"} <= set(facts.get_all("Provides-Extra"))

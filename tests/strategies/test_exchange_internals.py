@@ -7,11 +7,12 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from toolkit import strategies
 from toolkit.strategies import pipelines
+from toolkit.strategies.upstream import replaced
 
 
 def test_datasets_between_pipeline_and_device_are_not_tuned(monkeypatch, four_devices):
     made = []
-    pipelines.adapt_pipelines()
+    replaced.DEVICE_DATASET.answer(mirrored=pipelines.untuned_for_device)
     wrapped = multi_device_iterator_ops._create_device_dataset
     monkeypatch.setattr(
         multi_device_iterator_ops, "_create_device_dataset", lambda *a: made.append(wrapped(*a)) or made[-1]

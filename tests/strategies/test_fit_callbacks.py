@@ -16,6 +16,7 @@ from toolkit.strategies import mesh
 from toolkit.strategies.fit import adapt, callbacks, models
 from toolkit.strategies.options import Options
 from toolkit.strategies.processes import shared_files
+from toolkit.strategies.upstream import replaced, table
 
 
 @pytest.fixture
@@ -83,8 +84,10 @@ def test_adapting_twice_changes_nothing(adapted):
 def test_a_checkpoint_of_tensorflows_is_put_in_place_whole(tmp_path, monkeypatch):
     import tensorflow as tf
 
-    monkeypatch.setattr(shared_files.TrackableSaver, "save", shared_files.TrackableSaver.save)
-    shared_files.adapt_checkpoints()
+    saver, name = table.owner_and_name(table.row("TrackableSaver.save"))
+    monkeypatch.setattr(saver, name, getattr(saver, name))
+    monkeypatch.setattr(replaced.SAVE_CHECKPOINT, "_installed", False)
+    replaced.SAVE_CHECKPOINT.answer(workers=shared_files.save_checkpoint)
     it = tf.train.Checkpoint(a=tf.Variable(3.0))
     path = it.save(tmp_path / "it")
     assert path == str(tmp_path / "it-1")

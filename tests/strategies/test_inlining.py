@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 
 from toolkit import strategies
-from toolkit.strategies.step.train_step import adapt_functions, inlining
+from toolkit.strategies.step.train_step import call_function, inlining
+from toolkit.strategies.upstream import replaced
 
 X = np.random.default_rng(0).normal(size=(31, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -23,7 +24,7 @@ def double(x):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_it_is_traced_where_it_is_called_within_a_step_only(own):
-    adapt_functions()
+    replaced.FUNCTION.answer(step=call_function)
     GRAPHS.clear()
     function = tf.function(double)
 
@@ -40,7 +41,7 @@ def test_it_is_traced_where_it_is_called_within_a_step_only(own):
 
 
 def test_one_for_xla_stays_a_function():
-    adapt_functions()
+    replaced.FUNCTION.answer(step=call_function)
     GRAPHS.clear()
     compiled = tf.function(double, jit_compile=True)
 

@@ -42,11 +42,11 @@ def test_gradients_are_compressed_from_the_step_asked_for_where_calls_are_short(
     """Five steps an epoch are made in calls of four and one."""
     exchange = strategies.GradientExchange(compression="powersgd", rank=1, start_step=10)
     strategy = strategies.create("mirrored", devices=four_devices[:2], gradients=exchange)
-    began, begin = [], exchange_schedule._begin
+    began, send_all = [], exchange_schedule.send_all
     monkeypatch.setattr(
         exchange_schedule,
-        "_begin",
-        lambda model, begins: began.append((begins, int(model.optimizer.iterations))) or begin(model, begins),
+        "send_all",
+        lambda model, whole: began.append((not whole, int(model.optimizer.iterations))) or send_all(model, whole),
     )
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(32), keras.layers.Dense(1)])

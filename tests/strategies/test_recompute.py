@@ -10,7 +10,7 @@ import tensorflow as tf
 import toolkit
 from toolkit.errors import ModelError
 from toolkit.parallel import Link, Machine, Setting, choose, choose_within, costs, parallelize
-from toolkit.strategies.fit import recompute
+from toolkit.strategies.fit import adapt
 
 L = keras.layers
 MACHINE = Machine(speed=1e11, inside=Link(bandwidth=1e10, latency=1e-5))
@@ -67,7 +67,7 @@ def same(one, other, tolerance=1e-6):
 
 @pytest.fixture(autouse=True)
 def installed():
-    recompute.adapt_remat()
+    adapt.adapt_remat()
 
 
 def test_what_keras_has_for_it_still_fails():

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from toolkit import strategies
-from toolkit.support import taken_over, wrapping
-from toolkit.support.wrapping import attach
+from toolkit.strategies.upstream import table, wrapping
+from toolkit.strategies.upstream.wrapping import attach
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 LOOK = """
@@ -89,7 +89,7 @@ def test_functions_that_are_replaced_for_a_process_are_in_the_table(tmp_path, ki
     ended = processes.python(tmp_path, *launcher, "look.py", *kind, limit=120)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     _, *names = re.search(r"CHANGED .*", ended.stdout)[0].split()
-    known = {last(row.place) for row in taken_over.WRAPPED}
+    known = {last(row.place) for row in table.rows("wrapped")}
     assert names
     assert {last(name) for name in names} <= known
 

@@ -111,3 +111,36 @@ def test_training_is_that_of_one_device(four_devices, loss):
     np.testing.assert_allclose(many[1], one[1], rtol=1e-5)
     for mine, theirs in zip(many[2], one[2], strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+class OwnStep(keras.Model):
+    """Its step hands a metric the weights by position, as Keras unpacks them: None where there are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.own = keras.metrics.MeanMetricWrapper(plain, name="own")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            predicted = self(x)
+            loss = tf.reduce_mean((predicted - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.own.update_state(y, predicted, weight)
+        return {"own": self.own.result()}
+
+
+@pytest.mark.slow
+def test_a_metric_may_be_given_no_weights_by_position(four_devices):
+    found = []
+    for strategy in (tf.distribute.get_strategy(), strategies.create("mirrored", devices=four_devices[:3])):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = OwnStep()
+            model.compile(keras.optimizers.SGD(0.05))
+        found += model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history["own"]
+    assert float(found[0]) == pytest.approx(float(found[1]), rel=1e-5)

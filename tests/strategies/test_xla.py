@@ -1,10 +1,12 @@
 """XLA compiles a step's arithmetic on each replica, the exchange stays outside, and the numbers are one device's."""
 
 import contextlib
+import sys
 
 import keras
 import numpy as np
 import pytest
+import recorded
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 from tensorflow.python.framework import config, kernels
@@ -88,7 +90,7 @@ def two(devices, **options):
 def compiled(model):
     """The names of what XLA compiles in the graphs of a model's steps, and the types of operations in it."""
     names, types = set(), set()
-    for function in _functions(model.train_function):
+    for function in _functions(model.train_function.step):
         for concrete in function._list_all_concrete_functions():
             library = {each.signature.name: each for each in concrete.graph.as_graph_def().library.function}
             pieces = [each for each in library.values() if each.attr["_XlaMustCompile"].b]
@@ -104,7 +106,7 @@ def _functions(function):
         return
     inner = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     for each in inner:
-        if callable(each) and getattr(each, "__name__", "") in ("function", "first_timed", "multi_step_on_iterator"):
+        if callable(each) and getattr(each, "__name__", "") in ("function", "multi_step_on_iterator"):
             yield from _functions(each)
 
 
@@ -190,6 +192,23 @@ def test_what_exchanges_in_the_forward_pass_is_left_out_and_named(four_devices, 
         np.testing.assert_allclose(found, expected, atol=2e-6, rtol=2e-6)
 
 
+def dice(labels, predictions):
+    labels = tf.one_hot(tf.cast(labels, tf.int32), 10)
+    return 1.0 - 2.0 * tf.reduce_sum(labels * predictions) / tf.reduce_sum(labels + predictions)
+
+
+@pytest.mark.slow
+def test_a_loss_of_the_whole_batch_leaves_layers_compiled(four_devices, caplog):
+    how = {"loss": dice, "metrics": None}
+    (_, one), (model, many) = trained(dense, **how), trained(dense, two(four_devices), jit=True, **how)
+    names, _ = compiled(model)
+    assert "update" in names
+    assert any("layer" in name for name in names), names
+    assert "train_step is computed without XLA as a whole, but layer by layer where it can be" in caplog.text
+    for expected, found in zip(one, many, strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-6, rtol=2e-6)
+
+
 @pytest.mark.slow
 def test_a_step_of_ones_own_has_its_layers_compiled(four_devices, caplog):
     how = {"metrics": None}
@@ -243,18 +262,61 @@ def test_auto_is_as_keras_has_it_without_a_strategy(four_devices, monkeypatch, n
         assert not choice()
 
 
+BUILD = {"version": "2.21.0", "cuda_version": "12.5.1", "cuda_compute_capabilities": ["sm_60", "sm_80", "compute_90"]}
+
+
+@pytest.mark.parametrize(
+    ("cards", "hosts", "chosen", "reason"),
+    [
+        ([recorded.A100, recorded.H200], [], True, ""),
+        ([recorded.RTX_5090, recorded.H200], [], False, "GPU 0 (NVIDIA GeForce RTX 5090, compute capability 12.0): "),
+        ([recorded.H200, recorded.A100, recorded.RTX_5090], [], True, ""),  # The third is nobody's.
+        ([recorded.H200, recorded.A100, recorded.RTX_5090], ["here", "here"], False, "GPU 2 ("),
+        ([recorded.LAPTOP, recorded.A100], [], True, ""),  # It doesn't say its capability.
+        ([{**recorded.LAPTOP, "capability": [5, 0]}, recorded.A100], ["here", "here"], True, ""),
+        ([], [], True, ""),  # A GPU that isn't NVIDIA's.
+    ],
+)
+def test_auto_is_not_xla_where_it_cannot_compile_for_a_card(
+    four_devices, monkeypatch, caplog, cards, hosts, chosen, reason
+):
+    monkeypatch.setitem(sys.modules, "pynvml", recorded.nvml(*cards))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{number}", "GPU") for number in range(len(cards) or 2)]
+    made = two(four_devices)
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: gpus)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda *_: gpus)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda _: None)
+    monkeypatch.setattr(xla, "_places", lambda _: (GPUS, hosts))
+    monkeypatch.setattr(xla, "build_info", lambda: BUILD)
+    xla._warn.cache_clear()
+    with made.scope():
+        for _ in range(2):
+            model = dense()
+            model.compile("sgd", "mse")
+            assert model.jit_compile is chosen
+        model.compile("sgd", "mse", jit_compile=True)
+        assert model.jit_compile is True
+    messages = [record.getMessage() for record in caplog.records if "XLA" in record.getMessage()]
+    assert len(messages) == (not chosen)
+    assert all(reason in message and "can't compile for it" in message for message in messages)
+
+
 def test_tensorflow_lists_what_xla_can_compile():
     assert callable(kernels.get_registered_kernels_for_op)
     assert xla._compilable("MatMul")
     assert not xla._compilable("EagerPyFunc")
 
 
-def test_a_long_first_step_is_said(monkeypatch, caplog):
+@pytest.mark.slow
+@pytest.mark.parametrize(("jit", "times"), [(True, 1), (False, 0)])
+def test_a_long_first_step_is_said(four_devices, monkeypatch, caplog, jit, times):
     caplog.set_level("INFO")
-    clock = iter([0.0, 12.0])
-    monkeypatch.setattr(xla.time, "monotonic", lambda: next(clock))
-    model = dense()
-    model.compile("sgd", "mse", jit_compile=True)
-    step = xla.timed(model, lambda iterator: iterator + 1)
-    assert [step(1), step(2)] == [2, 3]
-    assert "The first step took 12 s" in caplog.text
+    monkeypatch.setattr(xla, "_LONG", -1.0)
+    with two(four_devices).scope():
+        model = dense()
+        model.compile("sgd", CROSSENTROPY, jit_compile=jit)
+    for _ in range(2):
+        model.fit(X, Y, batch_size=16, verbose=0)
+    assert caplog.text.count("The first step took") == times

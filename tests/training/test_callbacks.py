@@ -112,7 +112,7 @@ def test_a_signal_is_noted_while_held_and_ends_the_program_otherwise(number, req
         assert stop.received == number
         if number == signal.SIGTERM:  # Slurm's scancel tells a task and its launcher, which tells the task again.
             signal.raise_signal(number)
-            monkeypatch.setattr(stop_signals, "_SAME", 0.0)
+            monkeypatch.setattr(stop_signals, "SAME", 0.0)
         with pytest.raises(StoppedBySignal):
             signal.raise_signal(number)
     assert signal.getsignal(number) is before

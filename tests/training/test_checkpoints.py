@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from toolkit.errors import CheckpointError
-from toolkit.training import Checkpoint, CheckpointStore
+from toolkit.errors import CheckpointError, RunDirectoryError
+from toolkit.training import Checkpoint, CheckpointStore, Run
 
 ARRAYS = {
     "weight": np.arange(600, dtype=np.float32).reshape(20, 30),
@@ -40,6 +40,16 @@ def test_the_newest_are_kept_and_the_end_of_an_epoch_is_newer_than_its_last_step
         save(store, step)
     save(store, 10, end_of_epoch=True)
     assert store.names() == ["step-00000010", "step-00000010-end"]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: CheckpointStore(path, keep=0), lambda path: Run(path, keep=-1, chief=False)]
+)
+def test_a_run_keeps_at_least_one(tmp_path, make):
+    with pytest.raises(
+        RunDirectoryError, match=r"keep=(0|-1) says how many checkpoints to keep, but .* Give keep=1 or more"
+    ):
+        make(tmp_path)
 
 
 def damage_flip(path):

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import time
+import types
 
 import keras
 import numpy as np
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from toolkit import errors
 from toolkit.errors import RunDirectoryError, StoppedBySignal
-from toolkit.training import RayReport, Run, follow
+from toolkit.training import RayReport, Run, evaluator, follow
 
 pytestmark = pytest.mark.slow
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -276,3 +277,26 @@ def test_a_large_shuffle_buffer_is_read_again_instead_of_kept(tmp_path, caplog):
     with Run(tmp_path / "whole") as whole:
         whole.fit(model(), data(), epochs=2)
     assert run.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+class WaitsError(Exception):
+    """An evaluator waits for another checkpoint, or for the run's end."""
+
+
+def test_an_evaluator_that_comes_after_the_runs_end_ends(tmp_path, monkeypatch):
+    def waits(_):
+        raise WaitsError
+
+    monkeypatch.setattr(evaluator, "time", types.SimpleNamespace(time=time.time, sleep=waits))
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    with Run(tmp_path / "run") as run:
+        run.fit(model(), X, Y, **QUIET)
+    summary = tmp_path / "run/summary.json"
+    follow(tmp_path / "run", model(), data, recipe="train")  # The run ended while it built its model.
+    assert len((tmp_path / "run/evaluation.csv").read_text().splitlines()) == 2
+    os.utime(summary, (0, 0))
+    with pytest.raises(WaitsError):  # It belongs to an earlier job, whose run is to be resumed.
+        follow(tmp_path / "run", model(), data, recipe="train")
+    with Run(tmp_path / "run", resume=True) as run:  # There is nothing left to train.
+        run.fit(model(), X, Y, **QUIET)
+    follow(tmp_path / "run", model(), data, recipe="train")

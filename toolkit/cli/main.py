@@ -59,7 +59,7 @@ def _run(arguments: list[str]) -> object:
         print(_help())
         return 0
     if name == "--version":
-        from toolkit.support.wrapping import versions
+        from toolkit.support.versions import versions
 
         installed = ", ".join(f"{name} {version}" for name, version in versions(("keras", "tensorflow")).items())
         print(f"toolkit {__version__}, Python {platform.python_version()}, {installed}")

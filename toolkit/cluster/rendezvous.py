@@ -31,6 +31,8 @@ from toolkit.cluster.addresses import is_loopback, split
 from toolkit.cluster.tf_config import Cluster, Task
 from toolkit.errors import ClusterError
 from toolkit.support import signals, status
+from toolkit.support.strangers import Strangers
+from toolkit.support.versions import versions
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # In the order in which gRPC reads them.
 _EXCEPT = ("no_grpc_proxy", "no_proxy")
@@ -157,6 +159,7 @@ class _Rendezvous:
         self.reached_by: set[Task] = set()  # Tasks whose greeting this task has answered.
         self.reasons: dict[Task, str] = {}
         self.outgoing: dict[Task, Outgoing] = {}
+        self.strangers = Strangers(within=_PATIENCE)
         self.process = secrets.token_hex(8)
         try:
             listeners = listen(cluster.address(own), own)
@@ -201,6 +204,8 @@ class _Rendezvous:
             for task, connection in list(self.outgoing.items()):
                 if connection.overdue(now):
                     self._disconnect(task, "no answer")
+            for stranger in self.strangers.overdue():
+                self._hang_up(stranger)
             for key, _ in self.selector.select(0.05):
                 if isinstance(key.data, Outgoing):
                     self._proceed(key.data)
@@ -314,12 +319,16 @@ class _Rendezvous:
                 )
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        connection.setblocking(False)
-        self.selector.register(connection, selectors.EVENT_READ, Incoming(connection))
+        accepted = self.strangers.accept(listener)
+        if not accepted:  # There are too many, or no descriptors. The listener stays ready, and this would spin.
+            time.sleep(_TICK)
+        for connection, _ in accepted:
+            self.selector.register(connection, selectors.EVENT_READ, Incoming(connection))
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self.strangers.forget(connection)
+        self.selector.unregister(connection)
+        connection.close()
 
     def _receive(self, connection: "Incoming") -> None:
         """Reads a greeting, and answers it."""
@@ -337,8 +346,7 @@ class _Rendezvous:
                 known = task
         except (OSError, ClusterError, *_NO_GREETING):
             pass  # A stranger, or a peer that will connect again.
-        self.selector.unregister(connection.socket)
-        connection.socket.close()
+        self._hang_up(connection.socket)
         self._refuse_duplicate(connection.text)
         if known is not None:
             self._check_program(str(known), facts.get("program"))
@@ -353,7 +361,9 @@ class _Rendezvous:
         return ", ".join(words) + rest
 
 
-_PATIENCE = 5.0  # Seconds in which a peer must answer.
+_TICK = 0.01
+_PATIENCE = 5.0  # Seconds in which a peer must answer, or have sent its greeting.
+_ASK = 2.0  # Seconds in which a program answers that has this task's port.
 
 
 class Outgoing:
@@ -387,13 +397,19 @@ class Incoming:
 
 
 def ask(address: str, greeting: bytes) -> bytes:
-    """Returns the line that answers a greeting; b"" if none arrives."""
+    """Returns the line that answers a greeting, or its beginning; b"" if none arrives."""
+    answer, until = b"", time.monotonic() + _ASK
     try:
-        with socket.create_connection(split(address), timeout=2) as connection:
+        with socket.create_connection(split(address), timeout=_ASK) as connection:
             connection.sendall(greeting)
-            return connection.makefile("rb").readline(1 << 16)
+            while b"\n" not in answer and len(answer) <= _LONGEST:
+                connection.settimeout(max(0.01, until - time.monotonic()))  # In all: it may come letter by letter.
+                if not (piece := connection.recv(_LONGEST)):
+                    break
+                answer += piece
     except OSError:
         return b""
+    return answer
 
 
 def listen(address: str, own: Task) -> list[socket.socket]:
@@ -449,7 +465,7 @@ def reason(error: OSError) -> str:
 _OWN = {"cluster", "data_dir", "gpus", "host", "index", "job", "job_name", "log_dir", "port", "rank", "run_dir"}
 _OWN |= {"task", "task_id", "task_index", "task_type", "type", "visible_devices", "worker_id"}
 # Versions are compared, not the names of distributions.
-_PACKAGES = {"TensorFlow": ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu"), "Keras": ("keras",)}
+_PACKAGES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 _JOBS, _VERSIONS = "jobs", " versions"
 
 
@@ -488,17 +504,9 @@ def remedy(differing: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    import importlib.metadata  # Takes a quarter of an agent's start, and agents don't need it.
-
     found = {"Python": ".".join(platform.python_version_tuple()[:2]), "toolkit": __version__}
-    for name, packages in _PACKAGES.items():
-        for package in packages:
-            try:
-                # The part after a + names the builder.
-                found[name] = importlib.metadata.version(package).partition("+")[0]
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
+    # The part after a + names the builder.
+    found |= {_PACKAGES[name]: each.partition("+")[0] for name, each in versions(_PACKAGES).items()}
     return {f"{name}{_VERSIONS}": version for name, version in found.items()}
 
 

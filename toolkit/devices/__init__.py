@@ -3,6 +3,7 @@
 inventory   what is there, as data: GPUs through NVML, who uses them, and how much; cores. Which GPUs: what
             CUDA_VISIBLE_DEVICES accepts, numbered as nvidia-smi numbers them; those that are free; a task's part of a
             node's
+capability  what the installed TensorFlow can do on a card, with its own kernels and with XLA
 setup       one call that checks what is asked, configures TensorFlow and says what it did; how much of a GPU: growth,
             a fraction, a limit, or all
 """

@@ -39,6 +39,7 @@ class Gpu:
         uuid: "GPU-..." string.
         memory_mib: Total memory in MiB.
         mig_uuids: "MIG-..." strings of its MIG instances, empty where MIG is off.
+        capability: Its compute capability, such as (9, 0); None where NVML doesn't say.
     """
 
     index: int
@@ -46,9 +47,15 @@ class Gpu:
     uuid: str
     memory_mib: int
     mig_uuids: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         return f"{self.index}: {self.name}, {self.memory_mib} MiB"
+
+    def with_capability(self) -> str:
+        """Returns its number, name and compute capability, such as "GPU 0 (T4, compute capability 7.5)"."""
+        capability = "unknown" if self.capability is None else ".".join(map(str, self.capability))
+        return f"GPU {self.index} ({self.name}, compute capability {capability})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +121,16 @@ def _gpu(pynvml, index: int) -> Gpu:
         uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // 2**20,
         mig_uuids=_mig_uuids(pynvml, handle),
+        capability=_capability(pynvml, handle),
     )
+
+
+def _capability(pynvml, handle) -> tuple[int, int] | None:
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        return None
+    return int(major), int(minor)
 
 
 def _mig_uuids(pynvml, handle) -> tuple[str, ...]:

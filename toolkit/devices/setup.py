@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from toolkit.devices import inventory as _inventory
@@ -404,6 +405,35 @@ def _cards(physical: list, card_ids: tuple[str, ...] | None, inventory: Inventor
     by_id = {str(gpu.index): gpu for gpu in inventory.gpus}
     pairs = zip(physical, card_ids or (), strict=False)
     return {device.name: by_id[identity] for device, identity in pairs if identity in by_id}
+
+
+def cards_of(devices: Iterable[str]) -> tuple[Gpu, ...]:
+    """Returns the cards of some of TensorFlow's logical devices; all of the machine's if they can't be told apart.
+
+    Args:
+        devices: Their names, such as "/job:localhost/replica:0/task:0/device:GPU:0". CPUs have no card.
+    """
+    import tensorflow as tf
+
+    specs = [tf.DeviceSpec.from_string(each) for each in devices]
+    numbers = [each.device_index for each in specs if each.device_type == "GPU"]
+    if not numbers:
+        return ()
+    inventory, physical = _inventory.take(), tf.config.list_physical_devices("GPU")
+    try:
+        card_ids = shown(os.environ, inventory)
+    except DeviceError:
+        card_ids = None
+    if card_ids is None or len(card_ids) != len(physical):  # TensorFlow leaves out cards that are too old or too slow.
+        return inventory.gpus
+    cards = _cards(physical, card_ids, inventory)
+    logical = [
+        cards.get(device.name)
+        for device in tf.config.get_visible_devices("GPU")
+        for _ in tf.config.get_logical_device_configuration(device) or (None,)
+    ]
+    found = [logical[number] if number < len(logical) else None for number in numbers]
+    return tuple(each for each in dict.fromkeys(found) if each is not None) if None not in found else inventory.gpus
 
 
 def _total_mib(card: Gpu | None, inventory: Inventory) -> int | None:

@@ -5,6 +5,7 @@ task's. What an agent is asked for has the same form.
 """
 
 import json
+import socket
 from typing import Any
 
 from toolkit.errors import JobStopped, TaskFailed, ToolkitError
@@ -48,7 +49,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "challenge": ("rendezvous", "nonce", "who listens asks for a proof of the token"),
     "hello": ("rendezvous", "nonce, proof, version, nodes, program, host, room", "who has come, and its proof"),
     "welcome": ("rendezvous", "proof", "the listener's own proof"),
-    "over": ("rendezvous", "code, text, stopped", "how the job has ended"),
+    "over": ("rendezvous", "code, text, stopped", "how the job has ended, or why a launcher leaves it"),
 }
 
 WAITS = "A thread waits for the file "  # A line in a file of stacks that introduces a path.
@@ -78,7 +79,15 @@ def data(held: str) -> bytes:
     return held.encode("utf-8", errors="surrogateescape")
 
 
-def ending(error: ToolkitError | None, words: str = "") -> dict[str, Any]:
+def as_failure(error: BaseException) -> ToolkitError:
+    """Returns the error that a job fails with where this ends it: the same, or that the launcher broke, and of what."""
+    if isinstance(error, ToolkitError):
+        return error
+    cause = f"{type(error).__name__}: {error}".rstrip(": ")
+    return TaskFailed(f"The launcher on {socket.gethostname()} broke, and the tasks were ended: {cause}", code=1)
+
+
+def ending(error: BaseException | None, words: str = "") -> dict[str, Any]:
     """Returns the facts of a job's end.
 
     Args:
@@ -87,6 +96,7 @@ def ending(error: ToolkitError | None, words: str = "") -> dict[str, Any]:
     """
     if error is None:
         return {"code": 0, "text": words, "stopped": False}
+    error = as_failure(error)
     return {"code": error.exit_code, "text": str(error), "stopped": isinstance(error, JobStopped)}
 
 

@@ -20,6 +20,7 @@ _FIRST = 1.0  # Seconds for the first words.
 _TRIES = 3  # All processes of a host share the port, and one that is stopped doesn't answer.
 _LONGEST = 8.0  # Seconds for the whole answer: NCCL gives up after seven.
 _PIECE = 1 << 16
+_MOST_BYTES = 16 << 20  # Anybody's program may be at the port.
 _MOST = 20  # Lines that are shown.
 
 
@@ -56,7 +57,7 @@ class Question(threading.Thread):
             connection.sendall(_QUESTION)
             answer, deadline = connection.recv(_PIECE), time.monotonic() + _LONGEST
             with contextlib.suppress(TimeoutError):
-                while time.monotonic() < deadline:
+                while time.monotonic() < deadline and len(answer) < _MOST_BYTES:
                     connection.settimeout(max(0.01, deadline - time.monotonic()))
                     piece = connection.recv(_PIECE)
                     if not piece:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from toolkit.errors import LaunchError, RequestError, ToolkitError
+from toolkit.errors import LaunchError, RequestError
 from toolkit.launch import events
 from toolkit.launch.events import Event
 from toolkit.launch.spec import JobSpec
@@ -46,7 +47,7 @@ def _take_snapshot(command: tuple[str, ...], target: pathlib.Path) -> tuple[str,
     try:
         found = _too_much(source)
         if not found:
-            shutil.copytree(source, target, symlinks=True, ignore=_not_copied)
+            shutil.copytree(source, target, symlinks=True, ignore=functools.partial(_not_copied, source))
     except (OSError, shutil.Error) as error:
         found = f"it can't be copied ({error})"
     if found:
@@ -56,9 +57,16 @@ def _take_snapshot(command: tuple[str, ...], target: pathlib.Path) -> tuple[str,
     return command if module else (str((target / pathlib.Path(command[0]).name).absolute()), *command[1:])
 
 
-def _not_copied(folder: str, names: Sequence[str]) -> set[str]:
-    """Returns what a copy leaves out of a folder: also jobs' directories, one of which the copy is in."""
-    found = shutil.ignore_patterns(*(pattern.strip("/") for pattern in LEFT_OUT))(folder, list(names))
+def _not_copied(source: pathlib.Path, folder: str, names: Sequence[str]) -> set[str]:
+    """Returns what a copy leaves out of a folder: also jobs' directories, one of which the copy is in.
+
+    Args:
+        source: What is copied. To rsync, a pattern that begins with / means what is in this folder itself.
+        folder: That, or a folder below it.
+        names: What is in it.
+    """
+    here = [each for each in LEFT_OUT if not each.startswith("/") or pathlib.Path(folder) == source]
+    found = shutil.ignore_patterns(*(pattern.strip("/") for pattern in here))(folder, list(names))
     jobs = (name for name in names if name.startswith(PREFIX) and os.path.exists(os.path.join(folder, name, _EVENTS)))
     return {*found, *jobs}
 
@@ -67,7 +75,7 @@ def _too_much(source: pathlib.Path) -> str:
     """Returns why a folder is too large to be copied; "" if it isn't."""
     size = 0
     for folder, folders, names in os.walk(source):
-        left_out = _not_copied(folder, [*folders, *names])
+        left_out = _not_copied(source, folder, [*folders, *names])
         folders[:] = [name for name in folders if name not in left_out]
         size += sum(os.lstat(os.path.join(folder, name)).st_size for name in names if name not in left_out)
         if size > _MOST_COPIED:
@@ -187,11 +195,11 @@ class Record:
         with contextlib.suppress(OSError), open(self.directory / _EVENTS, "ab", opener=_not_for_everybody) as file:
             file.write(events.line(found))
 
-    def end(self, error: ToolkitError | None, text: str = "") -> None:
+    def end(self, error: BaseException | None, text: str = "") -> None:
         """Adds the event of the job's end.
 
         Args:
-            error: What has ended it; None where it is done.
+            error: What has ended it, also one that has broken the launcher; None where it is done.
             text: The last message about the job.
         """
         words = ("asked", "found", "remedy") if isinstance(error, RequestError) else ()

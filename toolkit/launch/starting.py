@@ -186,7 +186,7 @@ def _join(spec: JobSpec, received: list[int], record: "Record | None") -> None:
     record.add("started", task="")
     try:
         rendezvous.join(spec, received, work=record.call())
-    except ToolkitError as error:
+    except BaseException as error:
         record.end(error)
         raise
     record.end(None, "launch: done")

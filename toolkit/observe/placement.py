@@ -19,6 +19,7 @@ import tensorflow as tf
 from toolkit.errors import DeviceError, ModelError, StrategyError
 from toolkit.parallel.graph import copy_model, is_graph, layers_of
 from toolkit.parallel.layers.kinds import plain_layer
+from toolkit.strategies.upstream import private
 from toolkit.support.words import did_you_mean, nearest
 
 __all__ = ["Copy", "Operation", "Report", "Variable", "device", "kernels", "observe", "place"]
@@ -226,8 +227,7 @@ def recording() -> Iterator[list[Any]]:
     TensorFlow 2 has no public call for what Session.run(run_metadata=...) gave. The profiler names
     kernels and times, not the devices of single operations with their outputs.
     """
-    from tensorflow.python.eager import context
-
+    context = private.context
     metadata: list[Any] = []
     context.enable_run_metadata()
     try:
@@ -241,9 +241,7 @@ def recording() -> Iterator[list[Any]]:
 
 def kernels(kind: str) -> frozenset[str]:
     """Returns the types of devices, such as "CPU", for which this TensorFlow has a kernel of an operation."""
-    from tensorflow.python.framework import kernels as registered
-
-    return frozenset(kernel.device_type for kernel in registered.get_registered_kernels_for_op(kind).kernel)
+    return frozenset(kernel.device_type for kernel in private.get_registered_kernels_for_op(kind).kernel)
 
 
 Rule = Mapping[str, str] | Callable[[keras.layers.Layer], str | None]

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
+from toolkit.strategies.upstream import private
+from toolkit.strategies.upstream.attributes import layers_just_below
 
 if TYPE_CHECKING:
     import keras
@@ -12,9 +14,8 @@ if TYPE_CHECKING:
 def is_graph(model: Any) -> bool:
     """Returns whether a model's graph of layers can be read: functional and Sequential models have one."""
     import keras
-    from keras.src.models import Functional  # Public only as the type of keras.Model(inputs, outputs).
 
-    return isinstance(model, (keras.Sequential, Functional))
+    return isinstance(model, (keras.Sequential, private.functional.Functional))
 
 
 def layers_of(model: "keras.Model", prefix: str = "") -> "Iterator[tuple[str, keras.layers.Layer]]":
@@ -39,10 +40,9 @@ def copy_model(model: "keras.Model", function: Callable[[Any], Any]) -> "keras.M
         ModelError: A layer can't be made.
     """
     import keras
-    from keras.src.models import Functional
 
     # A user's class may inherit from functional models and still be built from its own configuration.
-    ways = (keras.Sequential, Functional)
+    ways = (keras.Sequential, private.functional.Functional)
     cloned = is_graph(model) and any(type(model).get_config is way.get_config for way in ways)
     try:
         copy = keras.models.clone_model(model, clone_function=function, recursive=True) if cloned else function(model)
@@ -85,9 +85,8 @@ def sublayers(layer: Any) -> list:
         found[id(each)] = each
         if is_whole(each):
             return
-        # Keras has no public list of the layers in a layer that isn't a model. tests/parallel/test_kinds.py fails if
-        # this private one changes.
-        inner = each.layers if isinstance(each, keras.Model) else each._flatten_layers(recursive=False)
+        # Keras has no public list of the layers in a layer that isn't a model.
+        inner = each.layers if isinstance(each, keras.Model) else layers_just_below(each)
         for below in inner:
             add(below)
 

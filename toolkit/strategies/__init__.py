@@ -9,6 +9,7 @@ context       what is known of the step that a thread is at
 pipelines     the datasets that a strategy is given: what they are made of
 batches       how a batch is divided between replicas and workers
 variables     the variables and optimizers of a model, and those that were made outside of the strategy's scope
+upstream      what is relied upon of Keras and TensorFlow
 processes     what processes that train together agree on, and how they begin and end together
 step          one step's numbers: shares of the batch, losses, gradients, logs
 fit           what Keras's `fit`, callbacks and saving need, and the list of what is wrapped

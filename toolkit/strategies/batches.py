@@ -22,9 +22,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from tensorflow.python.data.util import structure
-from tensorflow.python.framework import op_def_registry
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.pipelines import (
@@ -40,6 +37,7 @@ from toolkit.strategies.pipelines import (
     without_options,
 )
 from toolkit.strategies.processes.agreement import difference, extremes, process_index, processes
+from toolkit.strategies.upstream import private
 
 
 class Part(NamedTuple):
@@ -151,7 +149,7 @@ def divided_by_tensorflow(dataset: tf.data.Dataset, adapter: Any, replicas: int)
         adapter: What Keras reads it by.
         replicas: How many share a batch.
     """
-    if isinstance(adapter, ArrayDataAdapter):
+    if isinstance(adapter, private.ArrayDataAdapter):
         whole = adapter.batch_size
         smallest = adapter.partial_batch_size if adapter.has_partial_batch else whole
     else:  # The size of a last batch is unknown, unless it is as large as the others.
@@ -270,8 +268,8 @@ def _as_traced(function: Any) -> Callable:
 
     def traced(*example: Any) -> Any:
         given = example if type(takes) is tuple else example[0]
-        found = function.function(*structure.to_tensor_list(takes, given))
-        return structure.from_compatible_tensor_list(returns, found)
+        found = function.function(*private.structure.to_tensor_list(takes, given))
+        return private.structure.from_compatible_tensor_list(returns, found)
 
     return traced
 
@@ -289,7 +287,7 @@ def _is_stateless(mapped: Any) -> bool:
 
 
 def _has_state(operation: str) -> bool:
-    definition = op_def_registry.get(operation)
+    definition = private.op_def_registry.get(operation)
     return definition is None or definition.is_stateful
 
 

@@ -51,6 +51,7 @@ class Step(threading.local):
         on_batch: "train", "test" or "predict" while a script has a single batch trained on, tested or predicted.
         ps_step: The step of parameter servers that is traced.
         ps_scopes: The scopes in which their variables have other values.
+    planned: What a plan records of the layers that are called, while it looks at a model.
     """
 
     strategy: Any = None
@@ -81,6 +82,7 @@ class Step(threading.local):
     on_batch: str | None = None
     ps_step: Any = None
     ps_scopes: tuple = ()
+    planned: Any = None
 
     @contextlib.contextmanager
     def having(self, **values: Any) -> Iterator[None]:

@@ -8,15 +8,16 @@ import tensorflow as tf
 from toolkit.strategies import batches
 from toolkit.strategies.fit.adapt import adapt_replicas
 from toolkit.strategies.pipelines import (
-    adapt_pipelines,
     by_example,
     epoch_iterator,
     input_devices_kept,
     untuned,
+    untuned_for_device,
     whole_for_keras,
 )
 from toolkit.strategies.step.collectives import number_by_call
 from toolkit.strategies.step.replicas import ReducesForKeras, know_steps
+from toolkit.strategies.upstream import replaced
 
 
 class MirroredStrategy(ReducesForKeras, tf.distribute.MirroredStrategy):
@@ -58,7 +59,7 @@ def create(devices: Sequence[str]) -> MirroredStrategy:
 def enable(strategy: tf.distribute.MirroredStrategy) -> MirroredStrategy:
     """Gives `fit` under a MirroredStrategy one device's numbers; returns the same object."""
     adapt_replicas()
-    adapt_pipelines()
+    replaced.DEVICE_DATASET.answer(mirrored=untuned_for_device)  # A worker with one device reads as Keras does.
     strategy.__class__ = MirroredStrategy  # It adds only methods, no state.
     number_by_call(strategy)
     know_steps(strategy)

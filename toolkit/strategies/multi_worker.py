@@ -29,7 +29,8 @@ from toolkit.strategies.processes.resolver import (
 from toolkit.strategies.step import collectives, overlap
 from toolkit.strategies.step.collectives import options_for
 from toolkit.strategies.step.replicas import ReducesForKeras, know_steps
-from toolkit.support import status, taken_over
+from toolkit.strategies.upstream import table
+from toolkit.support import status
 
 _LOG = logging.getLogger(__name__)
 # The share of the timeout that is spent waiting for heartbeats; the rest is for the errors of its peers to arrive.
@@ -141,7 +142,7 @@ def enable_fit(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
         StrategyError: It is neither of the two.
         RequestError: Keras or TensorFlow is another version than those this works with, and it makes a difference.
     """
-    taken_over.check()
+    table.check()
     if isinstance(strategy, tf.distribute.MirroredStrategy):
         return mirrored.enable(strategy)
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):

@@ -23,14 +23,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as keras_trainer
-from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from toolkit.devices import cores
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.support.graphs import computed_from
-from toolkit.support.wrapping import wrap
 
 _cores = functools.cache(cores)
 _BATCH = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_DenseToRaggedDataset")
@@ -155,14 +152,6 @@ def _draws(dataset: Any) -> Iterator[Draw]:
         yield from _draws(source)
 
 
-def adapt_pipelines() -> None:
-    """Turns tuning off between pipelines and devices. Later calls do nothing.
-
-    It is for several devices of a process: a worker with one reads as Keras does without a strategy.
-    """
-    wrap(multi_device_iterator_ops, "_create_device_dataset", _untuned)
-
-
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the same dataset without tf.data's autotuning, unless its own options ask for it.
 
@@ -199,7 +188,7 @@ def input_devices_kept(strategy: tf.distribute.MirroredStrategy) -> Iterator[Non
         strategy.extended._input_workers_devices = before
 
 
-def _untuned(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
+def untuned_for_device(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
     """Turns tf.data's autotuning off between a pipeline and a device.
 
     A distributed dataset's own options don't reach the small datasets that TensorFlow puts there: runs of several
@@ -210,11 +199,6 @@ def _untuned(original: Callable, *args: Any, **kwargs: Any) -> tf.data.Dataset:
 
 
 _TRAINS = "_toolkit_trains"
-
-
-def adapt_epoch_iterator() -> None:
-    """Makes Keras's loop announce what it reads. Later calls do nothing."""
-    wrap(keras_trainer.TFEpochIterator, "__init__", _reading)
 
 
 def whole_for_keras(distribute: Callable) -> Callable:
@@ -233,7 +217,8 @@ def whole_for_keras(distribute: Callable) -> Callable:
     return wrapped
 
 
-def _reading(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> None:
+def announce(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> None:
+    """Makes Keras's loop announce what it reads."""
     if "x" in kwargs:
         kwargs["x"] = getattr(kwargs["x"], "_toolkit_whole", kwargs["x"])
         if kwargs.get("class_weight") and isinstance(kwargs["x"], tf.distribute.DistributedDataset):

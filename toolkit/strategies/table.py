@@ -84,10 +84,11 @@ def create(
     options = Options(gradients=exchange, local=local, optimizer_state=optimizer_state, shards=shards)
     check_together(options)
     _check_backend()
-    from toolkit.strategies.fit.recompute import adapt_remat
-    from toolkit.support import taken_over
+    from toolkit.strategies.upstream import table
 
-    taken_over.check()
+    table.check()
+    from toolkit.strategies.fit.adapt import adapt_remat
+
     adapt_remat()
     # TensorFlow reads TF_CONFIG for every strategy, so a wrong one must be reported in any case.
     membership = membership or discover(os.environ)

@@ -10,6 +10,8 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.context import this_step
 from toolkit.strategies.options import options_of
+from toolkit.strategies.upstream import train_function
+from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import outside
 
 # The optimizers of a model: Keras's own, and those that a model with its own `train_step` keeps, such as a GAN.
@@ -38,7 +40,7 @@ def _is_helper(value: Any) -> bool:
 
 def is_built(model: keras.Model) -> bool:
     """Whether a model has all its variables: after `build`, a model says that it is built but may have none yet."""
-    return model.built and all(getattr(layer, "built", True) for layer in model._flatten_layers())
+    return model.built and all(getattr(layer, "built", True) for layer in layers_within(model))
 
 
 def trained_by(optimizer: Any) -> list[Any]:
@@ -74,13 +76,14 @@ def recreate_in_scope(model: keras.Model) -> None:
     if not mesh.is_toolkit_strategy(strategy):
         return
     made_outside = model._distribute_strategy is None
-    for each in model._flatten_layers():
+    for each in layers_within(model):
         if isinstance(each, keras.Model) and each._distribute_strategy is None:
             each._distribute_strategy = strategy
     others = [v for v in _keras_variables(model) if _is_outside(v._value, strategy)]
     plain = list(_attributes(model, strategy))
     if others or plain or made_outside:
-        _drop_functions(model)
+        # What was traced before belongs to no strategy.
+        train_function.replace(model, train=None, test=None, predict=None)
     for optimizer in optimizers_of(model):
         _check_whole(optimizer, others, strategy)
         _move(optimizer, strategy)
@@ -153,7 +156,7 @@ def _keras_variables(model: keras.Model) -> list[Any]:
 
 def _attributes(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[tuple[Any, str, Any]]:
     """Yields each `tf.Variable` that is an attribute of a layer: the layer, the name, and the variable."""
-    for layer in model._flatten_layers():
+    for layer in layers_within(model):
         for name, value in list(vars(layer).items()):
             if _is_outside(value, strategy):
                 yield layer, name, value
@@ -196,7 +199,7 @@ def _one_made_again(value: tf.Variable, strategy: tf.distribute.Strategy) -> tf.
 def _check_whole(optimizer: Any, others: list[Any], strategy: tf.distribute.Strategy) -> None:
     """Refuses whole optimizer state where it should be sharded."""
     among = {id(each) for each in others}
-    if options_of(strategy).optimizer_state != "sharded" or not optimizer.built:
+    if not among or options_of(strategy).optimizer_state != "sharded" or not optimizer.built:
         return
     if any(id(each) in among and each.shape.rank for each in optimizer.variables):
         raise StrategyError(
@@ -204,11 +207,6 @@ def _check_whole(optimizer: Any, others: list[Any], strategy: tf.distribute.Stra
             found=f"its {type(optimizer).__name__} keeps whole what each replica is to keep a part of",
             remedy="Make and compile the model in `with strategy.scope():`, and load its weights there",
         )
-
-
-def _drop_functions(model: keras.Model) -> None:
-    """Makes a model trace its steps again, because the existing ones belong to no strategy."""
-    model.train_function = model.test_function = model.predict_function = None
 
 
 def _key_again(optimizer: Any) -> None:

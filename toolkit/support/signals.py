@@ -17,7 +17,7 @@ from toolkit.errors import JobStopped, StoppedBySignal
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of <linux/prctl.h>.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOG = logging.getLogger(__name__)
-_SAME = 5.0  # Two SIGTERMs within so many seconds count as one.
+SAME = 5.0  # Two SIGTERMs within so many seconds count as one.
 
 
 @contextlib.contextmanager
@@ -76,7 +76,7 @@ class StopSignals:
         self.held = False
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        told_twice = number == self.received == signal.SIGTERM and time.monotonic() - self._at < _SAME
+        told_twice = number == self.received == signal.SIGTERM and time.monotonic() - self._at < SAME
         if told_twice:
             return
         if not self.held or self.received is not None:

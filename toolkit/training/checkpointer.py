@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,8 @@ import tensorflow as tf
 
 from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
 from toolkit.strategies.step.local_steps import agrees
+from toolkit.strategies.upstream import train_function
+from toolkit.strategies.upstream.train_function import Around, StepFunction
 from toolkit.strategies.variables import optimizers_of
 from toolkit.support import files, status
 from toolkit.support.signals import StopSignals
@@ -85,7 +87,7 @@ class Checkpointer(keras.callbacks.Callback):
         self._metrics: dict = {}
         self._unbuilt_metrics: dict = {}
         self._random_at_epoch: dict | None = None
-        self._train: Any = None
+        self._function: StepFunction | None = None
         self._failures = 0
         self._writing: Writing | None = None
         self._received: int | None = None  # Signals and checkpoints wait until replicas agree.
@@ -104,19 +106,16 @@ class Checkpointer(keras.callbacks.Callback):
             self._restore_host(self.resumed)
         if self.data is not None or self.progress.resumed.batch:
             # `fit` can't begin an epoch in its middle: `initial_epoch` counts whole epochs.
-            # `Model.train_function` is the only attribute that `fit` calls for a step (or for `steps_per_execution` of
-            # them), and Keras documents that `make_train_function` keeps one that is already set.
-            self._train = self.model.train_function
-            self.model.train_function = self._step
+            self._function = train_function.put(self.model, "train", Around.SKIPPING, self._step)
 
-    def _step(self, iterator: Any) -> Any:
+    def _step(self, within: Callable, iterator: Any) -> Any:
         if self._unbuilt_metrics and isinstance(iterator, tf.data.Iterator):
             build(self.model, iterator)  # The metrics of one device are built by the first computed step.
             state.restore_metrics(self.model, self._unbuilt_metrics)
         self._unbuilt_metrics = {}
         if self.data is not None and iterator is not self.data.iterator:
             self.data.use(iterator)
-        return self._passed_over() if self.progress.passing_over else self._train(iterator)
+        return self._passed_over() if self.progress.passing_over else within(iterator)
 
     def _passed_over(self) -> dict:
         """Returns the logs of the last step before the checkpoint: an epoch may have no other, and they may be its."""
@@ -193,9 +192,9 @@ class Checkpointer(keras.callbacks.Callback):
     def close(self) -> None:
         """Gives the model its step function back; also called if `fit` ended in an exception."""
         self.signals.held = False
-        if self._train is not None:
-            self.model.train_function = self._train
-            self._train = None
+        if self._function is not None:
+            self._function.put(Around.SKIPPING, None)
+            self._function = None
         with contextlib.suppress(CheckpointsFailing):  # It is in the log, and another exception is the cause.
             self._finish()
 

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolkit.errors import CheckpointError
+from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files
 from toolkit.support.files import sha256
 
@@ -67,15 +67,33 @@ class _Damaged(Exception):
     pass
 
 
+def check_keep(keep: int) -> None:
+    """Checks how many checkpoints are to be kept.
+
+    Raises:
+        RunDirectoryError: It is none.
+    """
+    if keep < 1:
+        raise RunDirectoryError(
+            asked=f"keep={keep} says how many checkpoints to keep",
+            found="a run that keeps none can't be resumed",
+            remedy="Give keep=1 or more",
+        )
+
+
 class CheckpointStore:
     """The checkpoints in one directory.
 
     Args:
         directory: Made when the first checkpoint is written.
         keep: How many to keep, the newest ones.
+
+    Raises:
+        RunDirectoryError: That is none.
     """
 
     def __init__(self, directory: pathlib.Path, *, keep: int = 3) -> None:
+        check_keep(keep)
         self.directory = directory
         self.keep = keep
 

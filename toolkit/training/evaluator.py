@@ -8,6 +8,8 @@ import pathlib
 import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from toolkit.errors import RunDirectoryError
 from toolkit.support import status
 from toolkit.training import state
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import keras
 
 _LOG = logging.getLogger(__name__)
+_ROUNDED = 1.0  # Seconds by which the time may be wrong at which Linux says that a process began.
 _LOOK = 1.0  # Seconds between two looks at the directory.
 
 
@@ -52,7 +55,7 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
     if table.exists():
         with table.open(newline="", encoding="utf-8") as file:
             rows += csv.DictReader(file)
-    began = time.time()
+    began = _began()
     status.report(state="following", follows=True)
     _LOG.info("Following the checkpoints in %s", path)
     step = max((int(row["step"]) for row in rows), default=-1)
@@ -75,8 +78,16 @@ def follow(directory: str | os.PathLike | None, model: "keras.Model", data: Any,
             time.sleep(_LOOK)
 
 
+def _began() -> float:
+    """Returns when this task began, in seconds since 1970: with its job, and so before the run could end.
+
+    Its script may have taken longer to get here than the run took.
+    """
+    return psutil.Process().create_time() - _ROUNDED
+
+
 def _ended(summary: pathlib.Path, *, since: float) -> bool:
-    """Whether the run has written its summary since the start.
+    """Whether the run has written its summary since this task began.
 
     An older summary belongs to the run that is being resumed.
     """

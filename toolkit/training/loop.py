@@ -7,6 +7,7 @@ import keras
 
 from toolkit import strategies
 from toolkit.errors import RequestError
+from toolkit.strategies.upstream import train_function
 
 
 class Loop(keras.Model):
@@ -56,7 +57,7 @@ class Loop(keras.Model):
             self._logs = {name: _value(value) for name, value in logs.items()}
             return self._logs
 
-        self.train_function = train
+        train_function.replace(self, train=train)
         return train
 
 

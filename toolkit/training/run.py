@@ -14,7 +14,7 @@ from toolkit.errors import Diverged, RequestError, StoppedBySignal
 from toolkit.support import files, status
 from toolkit.support.goodput import Account
 from toolkit.support.signals import StopSignals
-from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore
+from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, check_keep
 from toolkit.training.directory import NullRunDirectory, RunDirectory, choose
 from toolkit.training.restore import RunProcesses, complete_history, ended_for_good, in_words, restore
 from toolkit.training.summary import Summary
@@ -46,7 +46,7 @@ class Run:
         resume: True to go on with the run that is there, "auto" to do so if there is one. A job that its launcher has
             started again does so too.
         checkpoint_steps: Write a checkpoint every so many steps too; 0 for after epochs only. The chief's counts.
-        keep: How many checkpoints to keep, the newest ones.
+        keep: How many checkpoints to keep, the newest ones; at least 1.
         best: A metric, such as "val_loss": the model of the epoch with its best value is kept as best.keras, as by
             `keras.callbacks.ModelCheckpoint`, which knows which metrics are to grow. None for no such model.
         profile: Keep a profile of so many steps for TensorBoard; True for a few, of which only the breakdown of their
@@ -58,7 +58,7 @@ class Run:
         membership: As given, or found in the environment.
 
     Raises:
-        RunDirectoryError: The directory can't be used for this run.
+        RunDirectoryError: The directory can't be used for this run, or no checkpoint is to be kept.
         CheckpointError: There is nothing to resume.
         ClusterError: The environment describes no usable cluster.
     """
@@ -77,6 +77,7 @@ class Run:
         chief: bool | None = None,
     ) -> None:
         recipe = recipe or {"default_worker": "ray"}.get(name := pathlib.Path(sys.argv[0]).stem, name) or "run"
+        check_keep(keep)  # In every task, also those that keep none.
         if chief is None:
             membership = membership or cluster.discover(os.environ)
             chief = membership is None or membership.task == membership.cluster.chief

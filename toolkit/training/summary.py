@@ -1,6 +1,7 @@
 """The summary that a run writes when it ends, with the origin of its figures."""
 
 import collections
+import contextlib
 import json
 import logging
 import math
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit import __version__, devices, strategies
 from toolkit.errors import ToolkitError
+from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support import files, goodput, redaction, status
+from toolkit.support.versions import versions
 from toolkit.support.words import counted
-from toolkit.support.wrapping import versions
 from toolkit.training import state
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class Summary:
         self._write(found)
 
     def finish(self, model: "keras.Model", progress: Any) -> None:
-        """Writes the model and the summary. A run that was already complete keeps its figures.
+        """Writes the model and the summary. A run that was already complete keeps its figures, as of now.
 
         Raises:
             ToolkitError: They can't be written.
@@ -89,6 +91,8 @@ class Summary:
         earlier = _read(self._directory) if self.complete else {}
         if earlier.get("weights_sha256") == weights:
             self.summary = earlier
+            with contextlib.suppress(OSError):
+                os.utime(self._directory.summary)  # An evaluator sees by it that this job's run has ended, too.
             return
         try:
             with progress.account.during("saving"):
@@ -125,8 +129,11 @@ def _provenance() -> dict[str, Any]:
 
 def _size(model: Any) -> dict[str, Any]:
     """Returns how many weights a model has, of how many sharded layers, its optimizer and the dtypes it computes in."""
+    import keras
+
     weights = getattr(model, "weights", [])
-    sharded = sum(type(layer).__name__.startswith("Sharded") for layer in getattr(model, "_flatten_layers", list)())
+    layers = layers_within(model) if isinstance(model, keras.Model) else ()
+    sharded = sum(type(layer).__name__.startswith("Sharded") for layer in layers)
     return {
         "parameters": sum(math.prod(weight.shape) for weight in weights),
         "sharded_layers": sharded,

@@ -49,6 +49,10 @@ class Plant:
         self.patch.setattr(machine, "_SEEN", f"print({json.dumps(['GPU'] * len(cards))!r})")
         self.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 
+    def built_for(self, *capabilities, version="2.21.0"):
+        build = {"cuda_compute_capabilities": list(capabilities), "version": version, "cuda_version": "12.5.1"}
+        self.patch.setattr(machine, "build_info", lambda: {**build, "is_cuda_build": True})
+
     def installed(self, name, version, requires=()):
         lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}", *(f"Requires-Dist: {r}" for r in requires)]
         self.file(f"site/{name}-{version}.dist-info/METADATA", "\n".join(lines) + "\n")
@@ -142,6 +146,11 @@ def no_driver(plant):
     plant.given["pci"] = plant.folder / "pci"
 
 
+def too_new(plant):
+    plant.cards(recorded.RTX_5090)
+    plant.built_for("sm_80", "compute_90")
+
+
 def hidden(plant):
     plant.cards(recorded.A100, recorded.FREE)
     plant.environ["CUDA_VISIBLE_DEVICES"] = "1"
@@ -211,6 +220,7 @@ FAULTS = {
     "an old driver": (lambda plant: plant.cards(recorded.A100, cuda=11080), "GPU driver", "Install an NVIDIA driver"),
     "no driver": (no_driver, "GPU driver", "nvidia-smi"),
     "cards that TensorFlow doesn't see": (unseen, "GPU", "list_physical_devices"),
+    "a card that TensorFlow is too old for": (too_new, "GPU", "built with CUDA 12.8 or later"),
     "a hidden card": (hidden, "CUDA_VISIBLE_DEVICES", "unset CUDA_VISIBLE_DEVICES"),
     "a card that isn't there": (variable("CUDA_VISIBLE_DEVICES", "7"), "CUDA_VISIBLE_DEVICES", "unset CUDA"),
     "keras.distribution": (
@@ -275,4 +285,40 @@ def test_an_empty_variable_chooses_no_backend(plant):
 
 def test_a_comment_about_keras_distribution_is_no_use_of_it(plant):
     plant.file("work/train.py", "# keras.distribution does nothing here\n")
+    assert plant.wrong() == []
+
+
+@pytest.mark.slow
+def test_cards_of_a_kind_that_tensorflow_was_not_built_for_have_one_finding(plant):
+    plant.cards(recorded.RTX_5090, recorded.A100, {**recorded.RTX_5090, "uuid": "GPU-ff"}, recorded.H200)
+    plant.built_for("sm_60", "sm_80", "compute_90")
+    (found,) = plant.wrong()
+    assert (found.check, found.level) == ("GPU", "warning")
+    assert found.found.startswith("GPU 0 (NVIDIA GeForce RTX 5090, compute capability 12.0), GPU 2 (")
+    assert "XLA of TensorFlow 2.21.0, built with CUDA 12.5, can't compile for it" in found.found
+    assert "jit_compile=False" in found.cure
+    assert "TensorFlow sees 4 of 4" in str(plant.findings())
+    plant.environ["CUDA_VISIBLE_DEVICES"] = "1,3"
+    assert "compute capability" not in str(plant.findings())
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "cure"),
+    [
+        ([5, 0], "2.21.0", "build TensorFlow from its source for compute capability 5.0"),
+        ([12, 0], "2.20.0", "pip install 'tensorflow[and-cuda]>=2.21'"),
+    ],
+)
+def test_a_card_on_which_tensorflow_does_not_run_is_a_failure(plant, capability, version, cure):
+    plant.cards({**recorded.A100, "capability": capability})
+    plant.built_for("sm_60", "sm_80", "compute_90", version=version)
+    (found,) = plant.wrong()
+    assert (found.check, found.level) == ("GPU", "failure")
+    assert cure in found.cure
+
+
+@pytest.mark.slow
+def test_a_card_without_a_known_capability_is_nothing_wrong(plant):
+    plant.cards(recorded.LAPTOP)
+    plant.built_for("sm_60", "sm_80", "compute_90")
     assert plant.wrong() == []

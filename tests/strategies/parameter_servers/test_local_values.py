@@ -10,7 +10,8 @@ import tensorflow as tf
 from toolkit.strategies.parameter_servers.functions import traced
 from toolkit.strategies.parameter_servers.local_values import Cell, LocalValue
 from toolkit.strategies.parameter_servers.variables import Variables
-from toolkit.strategies.step.train_step import adapt_functions, inlining
+from toolkit.strategies.step.train_step import call_function, inlining
+from toolkit.strategies.upstream import replaced
 
 
 def run(step, variables, *values):
@@ -79,7 +80,7 @@ def test_a_loop_assigns_as_often_as_it_turns_and_sees_what_it_has_assigned():
 
 
 def test_a_function_of_the_users_own_is_a_part_of_the_step_with_its_if():
-    adapt_functions()
+    replaced.FUNCTION.answer(step=call_function)
     count, copy = kept(0, dtype="int64"), kept(0.0)
 
     @tf.function

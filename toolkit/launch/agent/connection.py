@@ -19,6 +19,7 @@ from toolkit.launch import alone
 from toolkit.launch.events import Event, Reader, event, line
 
 _AT_ONCE = 1 << 18  # Bytes read or written in one call.
+_READS = 64  # The most reads in one call: a sender that writes faster than they are done would keep it for ever.
 _BACKLOG = 16 << 20  # When so many bytes wait to be sent, nothing more is read for this connection.
 _DELAYS = 300  # From how many events the usual delay is taken: those of some minutes.
 _MOST_LATE = 10.0  # Seconds. A host that was suspended has a clock that stood still.
@@ -30,15 +31,17 @@ class Channel:
     Args:
         reading: What the other end's events come from.
         writing: Where events go; perhaps the same.
+        most: How many bytes are read; what comes after them counts as the end.
 
     Attributes:
+        most: How many more are read. The owner raises it when the other end has proved itself.
         ended: Whether the other end has closed it, and all that came is read.
         unsent: What the other end has not accepted yet.
         strange: The last lines that were no events, such as a shell's greeting.
     """
 
-    def __init__(self, reading: int, writing: int) -> None:
-        self._reading, self._writing = reading, writing
+    def __init__(self, reading: int, writing: int, *, most: float = math.inf) -> None:
+        self._reading, self._writing, self.most = reading, writing, most
         for descriptor in {reading, writing}:
             os.set_blocking(descriptor, False)
         self._reader = Reader()
@@ -92,9 +95,13 @@ class Channel:
         self.send()
         found = []
         try:
-            while piece := os.read(self._reading, _AT_ONCE):
+            for _ in range(_READS):
+                piece = os.read(self._reading, int(min(_AT_ONCE, self.most)))
+                self.most -= len(piece)
                 found += self._reader.events(piece)
-            self.ended = True
+                if not piece:
+                    self.ended = True
+                    break
         except BlockingIOError:
             pass
         except OSError:
@@ -139,7 +146,7 @@ class ConnectedAgent:
     """
 
     local = polled = False
-    scratch = ""
+    scratch = _word = ""
     unsent: bytes | bytearray = b""
 
     def __init__(self, channel: Channel) -> None:
@@ -170,11 +177,13 @@ class ConnectedAgent:
         for each in found:
             if isinstance(each.get("sent"), float):
                 each["late"] = self._lateness.of(each["sent"], time.monotonic())
+            if each["event"] == "over":
+                self._word = each["text"].rstrip(".")
         return found
 
     def last_line(self) -> str:
         """Returns the last lines written at the other end, to show to a person."""
-        return "its connection was closed"
+        return self._word or "its connection was closed"
 
     def close(self) -> None:
         """Ends the connection."""

@@ -40,6 +40,8 @@ _ASKED_EVERY = 5.0  # Seconds between two questions.
 _LONGEST_QUESTION = 30.0  # Seconds after which a command that hasn't answered is ended, which is no notice.
 _NOT_RUN = (126, 127)  # A shell's exit codes for a program that it can't start or find.
 _LONGEST_REPORT = 1 << 16  # The most bytes in a report.
+_REPORTS = 1000  # The most reports that are read of one task before others'.
+_NO_REPORT = (ValueError, TypeError, AttributeError, KeyError, ArithmeticError, RecursionError)  # Not from a task.
 _MOST_WAITING = 1024  # The most connections that may wait to be accepted.
 _ASKED = ("prepare", "start", "again", "signal", "kill", "stacks", "nccl", "look", "finish", "beat")
 _AT_ONCE = 50  # How many processes are sampled per second. With more processes, each is sampled less often.
@@ -159,21 +161,31 @@ class Reports:
         self._directory.cleanup()
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            self._connections.add(connection)
-            self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._read, connection))
-
-    def _read(self, connection: socket.socket) -> None:
-        """Reads all data of one connection."""
         try:
-            while message := connection.recv(_LONGEST_REPORT):
-                with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):  # Not from a task.
-                    self._take(json.loads(message))
+            connection, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except ConnectionError:
+        except OSError:  # As where descriptors are used up: the task waits, and this process doesn't spin.
+            time.sleep(_TICK)
+            return
+        connection.setblocking(False)
+        self._connections.add(connection)
+        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._read, connection))
+
+    def _read(self, connection: socket.socket) -> None:
+        """Reads what has come over one connection, up to a limit: others have their turn, too."""
+        try:
+            for _ in range(_REPORTS):
+                message = connection.recv(_LONGEST_REPORT)
+                if not message:
+                    break
+                with contextlib.suppress(*_NO_REPORT):
+                    self._take(json.loads(message))
+            else:
+                return
+        except BlockingIOError:
+            return
+        except OSError:
             pass
         self._selector.unregister(connection)
         self._connections.discard(connection)
@@ -473,6 +485,7 @@ def serve(
     agent: Agent | ConnectedAgent,
     channel: Channel,
     received: Sequence[int],
+    asked: Sequence[Event] = (),
     *,
     silence: float,
     grace: float,
@@ -485,6 +498,7 @@ def serve(
         agent: Does it; it has been asked to prepare.
         channel: The connection to the supervisor.
         received: Signals to this process are appended to it.
+        asked: What has come with the request to prepare.
         silence: Seconds after which the supervisor counts as gone.
         grace: Seconds that the tasks then get to end.
         seen: Is given each event, too.
@@ -494,7 +508,6 @@ def serve(
         The supervisor's last word; None where it, or the connection, is gone without one.
     """
     ends, sent = float("inf"), 0
-    asked: list[Event] = []
     alive: set[str] = set()
     over: Event | None = None
     while True:

@@ -24,33 +24,38 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from toolkit import __version__
 from toolkit.cluster import Task, split
 from toolkit.cluster.addresses import is_loopback
-from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
+from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch.agent.connection import Channel, ConnectedAgent, local_agent
 from toolkit.launch.agent.program import serve
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
 from toolkit.launch.display import Display, Output, say
-from toolkit.launch.events import Event, ending, event, raise_ending
+from toolkit.launch.events import Event, as_failure, ending, event, raise_ending
 from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor import state
 from toolkit.launch.supervisor.agents import Backend, check_addresses, spread
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.support import files, signals
+from toolkit.support.strangers import Strangers
 from toolkit.support.words import counted
 
 TOKEN = "TOOLKIT_TOKEN"
 _SHORTEST = 12  # Characters. With random letters and digits, that is 60 bits or more.
 _TICK = 0.05
-_HELLO_WITHIN = 10.0  # Seconds in which a new connection must identify itself.
+_HELLO_WITHIN = 10.0  # Seconds in all in which a new connection must prove itself.
+_HELLO_BYTES = 1 << 13  # The most bytes that are read of it until then. A hello has some hundreds.
+_WELCOME_BYTES = 1 << 16  # The same of a launcher that listens. It may have to say how the job has ended.
+_MOST_REFUSED = 10  # How many refusals are said. Who has no token can ask for any number of them.
 _SAID = 30.0  # Seconds between two messages about missing hosts.
 _OWN = ("command", "prefix", "environment", "call")  # What each host has by itself.
 _HELLO = 15.0  # Seconds in which the launcher at the address must answer.
 _CALL = 5.0  # Seconds that a connection may take; signals wait meanwhile.
+_DRAINED = 16  # The most reads from a connection that is being closed.
 _AGAIN = 0.5  # Seconds between two attempts to connect while no launcher listens.
 
 
@@ -110,12 +115,17 @@ def _proof(token: str, role: str, *numbers: str) -> str:
         role: Whose proof it is, so that neither side's can be sent back as the other's.
         numbers: Both sides' numbers, the listener's first.
     """
-    return hmac.new(token.encode(), " ".join((role, *numbers)).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(token.encode(), _bytes(" ".join((role, *numbers))), hashlib.sha256).hexdigest()
 
 
 def _proves(found: object, token: str, role: str, *numbers: str) -> bool:
     """Returns whether a text is such a proof."""
-    return isinstance(found, str) and hmac.compare_digest(found.encode(), _proof(token, role, *numbers).encode())
+    return isinstance(found, str) and hmac.compare_digest(_bytes(found), _bytes(_proof(token, role, *numbers)))
+
+
+def _bytes(text: str) -> bytes:
+    """Returns a text's bytes. A stranger's may hold halves of letters, which have none."""
+    return text.encode(errors="replace")
 
 
 def _token_words(address: str, token: str, *, shown: bool) -> str:
@@ -180,20 +190,35 @@ class _Link(Channel):
     Args:
         connection: The socket.
         peer: The address at its other end; "" if nobody needs it.
+        most: How many bytes are read until the other end has proved itself.
 
     Attributes:
+        socket: The socket.
         addresses: Of this end, and of the other one. A socket whose peer was killed can't be asked any more.
     """
 
-    def __init__(self, connection: socket.socket, peer: str = "") -> None:
-        super().__init__(connection.fileno(), connection.fileno())
-        self._socket = connection
+    def __init__(self, connection: socket.socket, peer: str = "", *, most: int) -> None:
+        super().__init__(connection.fileno(), connection.fileno(), most=most)
+        self.socket = connection
         self.addresses = connection.getsockname()[0], peer
 
     def close(self) -> None:
-        """Closes the socket."""
+        """Closes the socket, in a way that the other end still reads what was sent."""
         super().close()
-        self._socket.close()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+            for _ in range(_DRAINED):  # Unread bytes would make of this end a reset, which overtakes the last word.
+                if not self.socket.recv(1 << 16):
+                    break
+        self.socket.close()
+
+
+class _HungUpError(LaunchError):
+    """The program that listens has closed the connection without a strange word: it may have too many callers."""
+
+
+class _GoneError(TaskFailed):
+    """The launcher at the rendezvous, or the agent here, has ended without a word."""
 
 
 class _Seat(ConnectedAgent):
@@ -276,11 +301,22 @@ class RendezvousBackend(Backend):
         self._listener = listener
         self._say = say
         self._token = make_token(spec.rendezvous or "")
+        self._strangers = Strangers(within=_HELLO_WITHIN)
         self._coming: list[tuple[_Link, str]] = []  # With the number that each is to prove itself by.
+        self._looked = 0.0  # When new connections were accepted last.
         self._first: list[tuple[_Link, Event]] = []  # With what each has said of itself.
         self._late: list[tuple[_Link, float]] = []  # And until when each waits for a place.
         self.seats: list[tuple[Host, _Seat]] = []
-        self._refused = ""
+        self._refused: list[tuple[str, str]] = []  # Hosts, and why.
+        try:
+            self._gather(received)
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    def _gather(self, received: Sequence[int]) -> None:
+        """Waits for the other hosts, and lays all of them out."""
+        spec = self.spec
         self._wait(received)
         wanted = sum(number for _, number in spec.counts)
         own = len(visible_gpus({**os.environ, **spec.environment})) or 1
@@ -319,7 +355,7 @@ class RendezvousBackend(Backend):
             else:
                 self._refuse(link, "that job already has all its hosts", "End one of them first")
 
-    def close(self, ended: ToolkitError | None) -> None:
+    def close(self, ended: BaseException | None) -> None:
         """Tells the connected launchers how the job has ended, and closes the address."""
         word = ending(ended)
         _forget_token(self.spec.rendezvous or "")
@@ -341,17 +377,16 @@ class RendezvousBackend(Backend):
             shown = sys.stdout is not None and sys.stdout.isatty()  # Written to no file.
             (say if shown else self._say)(_token_words(self.spec.rendezvous or "", self._token, shown=shown))
         while len(self._first) < self.spec.nodes - 1:
-            error: ToolkitError | None = JobStopped(received[0]) if received else None
+            if received:
+                raise JobStopped(received[0])
             if time.monotonic() > deadline:
-                error = LaunchError(
+                refused = "".join(f"; the launcher on {host} was refused because {why}" for host, why in self._refused)
+                raise LaunchError(
                     asked=f"{self.spec.nodes} hosts are to meet at {self.spec.rendezvous}",
-                    found=f"{1 + len(self._first)} came within {self.spec.start_timeout:g} s{self._refused}",
+                    found=f"{1 + len(self._first)} came within {self.spec.start_timeout:g} s{refused}",
                     remedy="Run the same command on every host, and see that they can reach that address",
                 )
-            if error is not None:
-                self.close(error)
-                raise error
-            select.select([self._listener.fileno(), *(link.fileno() for link, _ in self._coming)], [], [], _TICK)
+            time.sleep(_TICK)  # Not for descriptors: strangers would keep it busy.
             self._first += self._arrived()
             if time.monotonic() - said > _SAID:
                 said = time.monotonic()
@@ -362,29 +397,31 @@ class RendezvousBackend(Backend):
 
     def _arrived(self) -> list[tuple[_Link, Event]]:
         """Returns the launchers that have connected and belong to this job; answers the others."""
-        try:
-            while True:
-                connection, (peer, *_) = self._listener.accept()
-                link, number = _Link(connection, peer), _nonce()
+        if time.monotonic() - self._looked > _TICK:
+            self._looked = time.monotonic()
+            for connection, peer in self._strangers.accept(self._listener):
+                link, number = _Link(connection, peer, most=_HELLO_BYTES), _nonce()
                 link.send(event("challenge", nonce=number))
                 self._coming.append((link, number))
-        except BlockingIOError:
-            pass
-        found, waiting = [], []
+        found, waiting, overdue = [], [], set(self._strangers.overdue())
         for link, number in self._coming:
             said = [each for each in link.read() if each["event"] != "knock"]
             hello = said[0] if said and said[0]["event"] == "hello" else None
+            if hello is None and not (link.ended or link.socket in overdue or said or link.strange):
+                waiting.append((link, number))
+                continue
+            self._strangers.forget(link.socket)
             if hello is None:
-                if link.ended or link.silence > _HELLO_WITHIN or said or link.strange:
-                    link.close()  # Not one of ours: drop the connection.
-                else:
-                    waiting.append((link, number))
+                link.close()  # Not one of ours: drop the connection.
             elif wrong := self._wrong(hello, number):
-                self._say(f"launch: the launcher on {str(hello.get('host'))[:60]!r} is refused, because {wrong[0]}")
-                self._refused += f"; the launcher on {str(hello.get('host'))[:60]!r} was refused because {wrong[0]}"
+                refused = ascii(str(hello.get("host"))[:60]), wrong[0]
+                if refused not in self._refused and len(self._refused) < _MOST_REFUSED:
+                    self._refused.append(refused)
+                    self._say(f"launch: the launcher on {refused[0]} is refused, because {refused[1]}")
                 self._refuse(link, *wrong)
             else:
-                proof = _proof(self._token, "listener", number, str(hello["nonce"]))
+                link.most = math.inf
+                proof = _proof(self._token, "listener", number, str(hello.get("nonce")))
                 link.send(event("welcome", proof=proof))
                 found.append((link, hello))
         self._coming = waiting
@@ -393,7 +430,7 @@ class RendezvousBackend(Backend):
     def _wrong(self, hello: Event, number: str) -> tuple[str, str] | None:
         if hello.get("version") != __version__:
             return (
-                f"it has version {hello.get('version')} of this toolkit, not {__version__}",
+                f"it has version {ascii(str(hello.get('version'))[:20])[1:-1]} of this toolkit, not {__version__}",
                 f"Install {__version__} on every host",
             )
         if not _proves(hello.get("proof"), self._token, "joiner", number, str(hello.get("nonce"))):
@@ -427,24 +464,41 @@ def join(spec: JobSpec, received: list[int], *, work: bytes = b"") -> None:
         JobStopped: The job was stopped.
     """
     with Display(show=spec.show, native_logs=spec.native_logs) as display:
-        budget = Budget(spec.max_restarts, in_all=spec.max_total_restarts)
+        budget, came = Budget(spec.max_restarts, in_all=spec.max_total_restarts), time.monotonic()
         while True:
-            over = _serve_once(spec, display, received, work, budget)
-            if over is not None:
+            try:
+                over = _serve_once(spec, display, received, work, budget)
                 break
-            if received:
-                raise JobStopped(received[0])
-            if decide(What.FAILED, budget) is Next.FAIL:
-                break
-            display.say(f"launch: the launcher at {spec.rendezvous} is gone; waiting for it")
-        if over is None:
-            raise TaskFailed(f"The launcher at {spec.rendezvous} is gone, and the tasks here have ended.", code=1)
+            except _HungUpError:
+                if time.monotonic() - came > _HELLO:
+                    raise
+                signals.sleep(_AGAIN, received)
+            except _GoneError as error:
+                came = time.monotonic()
+                if decide(What.FAILED, budget) is Next.FAIL:
+                    raise
+                display.say(f"launch: {error.words} Waiting for the launcher at {spec.rendezvous}")
+            except OSError as error:
+                raise as_failure(error) from error
         raise_ending(over)
         display.say(f"launch: done; logs are with the launcher at {spec.rendezvous}")
 
 
-def _serve_once(spec: JobSpec, display: Display, received: list[int], work: bytes, budget: Budget) -> Event | None:
-    with contextlib.closing(_Link(_connected(spec, received))) as channel:
+@contextlib.contextmanager
+def _connection(spec: JobSpec, received: Sequence[int]) -> Iterator[_Link]:
+    """Yields a connection to the launcher that listens there; if this launcher ends, it says of what."""
+    with contextlib.closing(_Link(_connected(spec, received), most=_WELCOME_BYTES)) as channel:
+        try:
+            yield channel
+        except BaseException as error:
+            channel.send(event("over", **ending(error)))
+            raise
+
+
+def _serve_once(spec: JobSpec, display: Display, received: list[int], work: bytes, budget: Budget) -> Event:
+    """Serves the launcher at the rendezvous until the job is over; returns how it has ended."""
+    room = len(visible_gpus({**os.environ, **spec.environment})) or 1  # May take longer than a stranger may.
+    with _connection(spec, received) as channel:
         channel.send(event("knock"))  # A program that isn't a launcher answers otherwise or hangs up.
         answers = _Answers(spec, channel, received)
         theirs, mine = str(answers.next(_HELLO).get("nonce")), _nonce()
@@ -456,11 +510,11 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
             "program": program_of(spec),
             "host": socket.gethostname(),
         }
-        room = len(visible_gpus({**os.environ, **spec.environment})) or 1
         channel.send(event("hello", room=room, nonce=mine, proof=_proof(secret, "joiner", theirs, mine), **hello))
         welcome = answers.next()
         if not _proves(welcome.get("proof"), secret, "listener", theirs, mine):
             raise answers.strange()
+        channel.most = math.inf
         asked = answers.next()
         if asked["event"] == "over":
             return asked
@@ -489,19 +543,37 @@ def _serve_once(spec: JobSpec, display: Display, received: list[int], work: byte
                 elif found["event"] == "note":
                     display.say(found["text"])
 
-            return serve(agent, channel, received, silence=asked["silence"], grace=asked["grace"], seen=show, own=own)
+            times = {"silence": asked["silence"], "grace": asked["grace"]}
+            over = serve(agent, channel, received, answers.rest, **times, seen=show, own=own)
+            if over is not None:
+                return over
+            if received:
+                raise JobStopped(received[0])
+            raise _gone(spec, agent if agent.gone else None)
         finally:
             agent.close()
             for output in outputs.values():
                 output.close()
 
 
+def _gone(spec: JobSpec, agent: ConnectedAgent | None = None) -> _GoneError:
+    """Returns the error about a launcher that is gone, or this host's agent."""
+    gone = f"The launcher at {spec.rendezvous} is gone"
+    if agent is not None:
+        gone = f"The agent on {socket.gethostname()} is gone ({agent.last_line().rstrip('.')})"
+    return _GoneError(f"{gone}, and the tasks here have ended.", code=1)
+
+
 class _Answers:
-    """The messages of the launcher at the rendezvous before the job begins, one after another."""
+    """The messages of the launcher at the rendezvous before the job begins, one after another.
+
+    Attributes:
+        rest: Those that have come and that nobody has asked for.
+    """
 
     def __init__(self, spec: JobSpec, channel: Channel, received: Sequence[int]) -> None:
         self._spec, self._channel, self._received = spec, channel, received
-        self._read: list[Event] = []
+        self.rest: list[Event] = []
 
     def next(self, within: float = math.inf) -> Event:
         """Waits for the next message.
@@ -515,19 +587,21 @@ class _Answers:
         """
         began = time.monotonic()
         deadline = began + min(self._spec.start_timeout, within)
-        while not self._read and not self._channel.ended and not self._channel.strange:
+        while not self.rest and not self._channel.ended and not self._channel.strange:
             if self._received:
                 raise JobStopped(self._received[0])
             if time.monotonic() > deadline:
                 break
             select.select([self._channel], [], [], _TICK)
-            self._read = self._channel.read()
-        if self._read:
-            found = self._read.pop(0)
+            self.rest = self._channel.read()
+        if self.rest:
+            found = self.rest.pop(0)
             if found["event"] == "refused":
                 raise LaunchError(**{name: str(found.get(name)) for name in ("asked", "found", "remedy")})
             return found
-        if self._channel.strange or self._channel.ended or within < self._spec.start_timeout:
+        if self._channel.ended and not self._channel.strange:
+            raise self.strange(_HungUpError) if self._channel.most < math.inf else _gone(self._spec)
+        if self._channel.strange or within < self._spec.start_timeout:
             raise self.strange()
         raise LaunchError(
             asked=f"--rendezvous={self._spec.rendezvous} is where the hosts find one another",
@@ -536,9 +610,9 @@ class _Answers:
             remedy="Run the same command on every host",
         )
 
-    def strange(self) -> LaunchError:
+    def strange(self, kind: type[LaunchError] = LaunchError) -> LaunchError:
         """Returns the error about a program that answers but isn't this job's launcher."""
-        return LaunchError(
+        return kind(
             asked=f"--rendezvous={self._spec.rendezvous} is where the hosts find one another",
             found="a program that isn't a launcher of this toolkit answers there",
             remedy="Choose a free port at that host",

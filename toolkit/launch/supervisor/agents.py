@@ -99,7 +99,7 @@ class Backend:
         """Returns why this error means that the job must be queued again; "" if it can stay here."""
         return ""
 
-    def close(self, ended: ToolkitError | None) -> None:
+    def close(self, ended: BaseException | None) -> None:
         """Releases what the place holds, after the job has ended with this error or without one."""
 
 
@@ -116,7 +116,7 @@ class _Call:
             if event["event"] == "ready":
                 self.ready = event
                 self.agent.scratch = event.get("scratch", "")
-            elif event["event"] == "refused":
+            elif event["event"] in ("refused", "over"):
                 self.refused = event
         if self.agent.gone and self.ready is None and self.refused is None:
             self.refused = {"asked": "", "found": self.agent.last_line(), "remedy": ""}
@@ -205,7 +205,7 @@ class Agents:
                     self._calls[host] = _Call(self._backend.call(host))
         return ""
 
-    def close(self, ended: ToolkitError | None) -> None:
+    def close(self, ended: BaseException | None) -> None:
         """Ends all agents, after the job has ended with this error or without one."""
         self._over.set()
         self._backend.close(ended)
@@ -237,7 +237,9 @@ class Agents:
                         remedy="See whether it can be reached and Python starts there",
                     )
 
-    def _refusal(self, host: Host, refused: Event) -> LaunchError:
+    def _refusal(self, host: Host, refused: Event) -> ToolkitError:
+        if refused.get("event") == "over":
+            return TaskFailed(f"{host.name} has left the job: {refused['text']}", code=1)
         if refused["asked"]:
             return LaunchError(asked=refused["asked"], found=refused["found"], remedy=refused["remedy"])
         return LaunchError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from toolkit.cluster import Cluster, Task
 from toolkit.errors import ToolkitError
-from toolkit.launch import checks, jobs
+from toolkit.launch import checks, events, jobs
 from toolkit.launch.agent.connection import ConnectedAgent
 from toolkit.launch.display import Display
 from toolkit.launch.record import Record
@@ -37,7 +37,7 @@ def supervise(
 
     Raises:
         RequestError: What was asked can't be done.
-        TaskFailed: A task failed, a host is gone, or no task made progress.
+        TaskFailed: A task failed, a host is gone, no task made progress, or the launcher itself broke.
         JobStopped: The launcher received a signal to stop.
     """
     # Set from the beginning: Slurm may ask a requeued job for its state while it connects, and the signal would kill
@@ -67,18 +67,24 @@ class _Job:
 
     def run(self, backend: Callable[[], Backend]) -> str:
         """Runs the job; see `supervise`."""
-        ended: ToolkitError | None = None
-        with contextlib.ExitStack() as close:
-            try:
-                where = backend()
-                self.agents = Agents(self.spec, where, self.received)
-                close.callback(lambda: self.agents.close(ended))
-                return self._attempts(where, close)
-            except ToolkitError as error:
-                ended = error
-                if self.record is not None:
-                    self.record.end(error)
-                raise
+        ended: BaseException | None = None
+        try:
+            with contextlib.ExitStack() as close:
+                try:
+                    where = backend()
+                    self.agents = Agents(self.spec, where, self.received)
+                    close.callback(lambda: self.agents.close(ended))
+                    return self._attempts(where, close)
+                except BaseException as error:
+                    ended = error
+                    raise
+        except BaseException as error:
+            # Once the agents are closed: a launcher that broke for want of descriptors can open the record again.
+            if self.record is not None:
+                self.record.end(error)
+            if isinstance(error, OSError):  # The machine's fault: a sentence says more than where in this code it was.
+                raise events.as_failure(error) from error
+            raise
 
     def _begin(self, tasks: Mapping[Task, Host], close: contextlib.ExitStack) -> Record:
         """Begins, now that its hosts have answered."""

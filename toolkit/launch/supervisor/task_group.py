@@ -23,7 +23,7 @@ from toolkit.launch.spec import Host, JobSpec
 from toolkit.launch.supervisor import stacks, state
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.launch.supervisor.state import TaskState
-from toolkit.support import files, goodput
+from toolkit.support import files, goodput, signals
 from toolkit.support.words import counted
 
 _TICK = 0.05  # Seconds between two checks of signals and of incomplete lines.
@@ -493,7 +493,15 @@ class TaskGroup:
             told_twice: Whether a first signal to the launcher is still to come, of the same cause: Slurm tells every
                 process of a cancelled job, in no order.
         """
-        known = max(len(self._received), int(told_twice))
+        known, began = max(len(self._received), int(told_twice)), time.monotonic()
+
+        def told_again() -> bool:
+            nonlocal known
+            again = set(self._received[known - 1 :]) if known else set()
+            if again == {signal.SIGTERM} and time.monotonic() - began < signals.SAME:
+                known = max(known, len(self._received))  # Two `toolkit stop` at once ask for the same.
+            return len(self._received) > known
+
         for task in self._tasks:
             task.asked_to_end = task.alive
             if task.found_stopped:
@@ -501,7 +509,7 @@ class TaskGroup:
         self._send("signal", number=int(number))
         self._read_for(
             min(self._spec.grace, within),
-            until=lambda: not self._waited_for() or len(self._received) > known,
+            until=lambda: not self._waited_for() or told_again(),
         )
         self._send("finish")
         leeway = _LEEWAY if self._several else 0.0

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from toolkit.errors import RequestError, StrategyError
+from toolkit.strategies.upstream import replaced
+from toolkit.strategies.upstream.wrapping import extend
 from toolkit.support import status
 from toolkit.support.goodput import Account
-from toolkit.support.wrapping import extend, wrap
 
 _LOG = logging.getLogger(__name__)
 _SECONDS = 0.5  # The shortest time between two reports.
@@ -35,13 +36,13 @@ def patch_strategies(tensorflow: Any) -> None:
     _stand_in(tensorflow, "ParameterServerStrategy", _parameter_server)
 
 
-def guard_fit(keras: Any) -> None:
+def guard_fit(_: Any) -> None:
     """Makes `fit` refuse to train in a worker or ps that serves a chief.
 
     A script that doesn't serve there would train as often as it was launched.
 
     Args:
-        keras: The module, just imported.
+        _: Keras, just imported.
     """
     from toolkit.cluster import discover
 
@@ -56,7 +57,7 @@ def guard_fit(keras: Any) -> None:
             remedy="Call toolkit.strategies.create() first: it serves the chief here. Or train in the chief only",
         )
 
-    wrap(keras.callbacks.CallbackList, "set_model", refuse)
+    replaced.SET_MODEL.answer(served=refuse)
 
 
 def _stand_in(tensorflow: Any, name: str, make: Callable) -> None:
@@ -239,8 +240,6 @@ def report_progress(keras: Any) -> None:
     """
     if not status.listened() or keras.backend.backend() != "tensorflow":
         return
-    from keras.src.backend.tensorflow import trainer
-
     progress = _Progress()
 
     def read(original: Callable, iterator: Any, *args: Any, **kwargs: Any) -> None:
@@ -256,5 +255,5 @@ def report_progress(keras: Any) -> None:
             callbacks._progress = progress
 
     with contextlib.suppress(RequestError):  # With an unknown version of Keras, the script runs unobserved.
-        wrap(trainer.TFEpochIterator, "__init__", read)
-        wrap(keras.callbacks.CallbackList, "set_model", watch)
+        replaced.EPOCH_ITERATOR.answer(launcher=read)
+        replaced.SET_MODEL.answer(launcher=watch)

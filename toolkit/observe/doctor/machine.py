@@ -21,7 +21,8 @@ from typing import Any
 
 import toolkit
 from toolkit.cluster import check, split
-from toolkit.devices.inventory import shown
+from toolkit.devices.capability import build_info, support
+from toolkit.devices.inventory import Gpu, shown
 from toolkit.errors import ClusterError, DeviceError
 from toolkit.launch.agent.ports import HeldPorts
 from toolkit.launch.agent.tasks import own_addresses
@@ -141,7 +142,7 @@ def look_at_gpus(situation: Situation) -> Iterator[Finding]:
     if not inventory.gpus:
         yield _without_gpus(situation)
         return
-    build = _build_info()
+    build = build_info()
     if not build.get("is_cuda_build"):
         yield failure(
             "GPU",
@@ -158,8 +159,9 @@ def look_at_gpus(situation: Situation) -> Iterator[Finding]:
                 "See `sudo dmesg | grep -i xid`; a GPU that fell off the bus needs a restart of the machine",
             )
         )
+    wrong += _unsupported(situation, build)
     yield from wrong
-    if not wrong:
+    if all(finding.level != "failure" for finding in wrong):
         yield from _check_visible(situation)
 
 
@@ -183,20 +185,6 @@ def _nvidia_on_the_bus(devices: pathlib.Path) -> bool:
     except OSError:
         pass
     return False
-
-
-def _build_info() -> dict[str, Any]:
-    """The CUDA version of TensorFlow's build, read from its file: importing TensorFlow takes seconds."""
-    found = importlib.util.find_spec("tensorflow")
-    if found is None or found.origin is None:
-        return {}
-    file = pathlib.Path(found.origin).parent / "python" / "platform" / "build_info.py"
-    spec = importlib.util.spec_from_file_location("toolkit_build_info", file)
-    if spec is None or spec.loader is None or not file.exists():
-        return {}
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return dict(module.build_info)
 
 
 def _major(version: object) -> int:
@@ -250,6 +238,24 @@ def _loads(name: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _unsupported(situation: Situation, build: dict[str, Any]) -> Iterator[Finding]:
+    """Yields a finding for each kind of visible card that this TensorFlow wasn't built for."""
+    inventory = situation.inventory
+    try:
+        ids = shown(situation.environ, inventory)
+    except DeviceError:
+        return  # `environment` has a finding for this.
+    kinds: dict[tuple[int, int] | None, list[Gpu]] = {}
+    for card in inventory.gpus:
+        if ids is None or not {str(card.index), *card.mig_uuids}.isdisjoint(ids):
+            kinds.setdefault(card.capability, []).append(card)
+    for capability, cards in kinds.items():
+        found = support(capability, build)
+        if found.found:
+            make = failure if found.kernels in ("none", "left out") else warning
+            yield make("GPU", f"{', '.join(each.with_capability() for each in cards)}: {found.found}", found.remedy)
 
 
 def _check_visible(situation: Situation) -> Iterator[Finding]:

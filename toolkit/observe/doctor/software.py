@@ -17,13 +17,12 @@ from toolkit.data.data_sets import cifar10_directory, cifar10_is_prepared
 from toolkit.devices.inventory import resolve
 from toolkit.errors import ClusterError, DeviceError
 from toolkit.observe.doctor.situation import Finding, Situation, failure, ok, warning
-from toolkit.support.wrapping import versions
+from toolkit.support.versions import BUILDS, builds, versions
 
 _OWN = "tf-strategy-toolkit"
 _ASKING = (_OWN, "tensorflow", "keras", "tensorflow-datasets", "tensorboard")
 _NAMED = ("tensorflow", "keras", "tensorflow-datasets", "protobuf", "numpy")
 _OPTIONAL = (_OWN, "tensorflow-datasets")  # The toolkit may run from its source.
-_OTHER_BUILDS = ("tensorflow-cpu", "tf-nightly", "tensorflow-intel", "tf-keras-nightly")
 
 
 def look_at_versions(_: Situation) -> Iterator[Finding]:
@@ -68,9 +67,8 @@ def _packages() -> Iterator[Finding]:
                 asked.setdefault(requirement.name, {})[name] = requirement.specifier
     for name, specifiers in asked.items():
         cure = f"pip install '{name}{functools.reduce(operator.and_, specifiers.values())}'"
-        try:
-            found = metadata.version(name)
-        except metadata.PackageNotFoundError:
+        found = versions([name]).get(name)
+        if found is None:
             needs = "needs" if len(specifiers) == 1 else "need"
             yield failure(name, f"it isn't installed, and {' and '.join(specifiers)} {needs} it", cure)
             continue
@@ -81,17 +79,15 @@ def _packages() -> Iterator[Finding]:
 
 
 def _twice() -> Iterator[Finding]:
-    """Two builds of TensorFlow write into the same folder."""
-    for name in _OTHER_BUILDS:
-        try:
-            found = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        yield failure(
-            name,
-            f"{name} {found} is installed beside tensorflow, and both write into the same folder",
-            f"pip uninstall -y {name} tensorflow && pip install tensorflow",
-        )
+    """Two builds of a package write into the same folder."""
+    for name in BUILDS:
+        first, *others = builds(name) or {name: ""}
+        for other in others:
+            yield failure(
+                other,
+                f"{other} {builds(name)[other]} is installed beside {first}, and both write into the same folder",
+                f"pip uninstall -y {other} {first} && pip install {first}",
+            )
 
 
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")

@@ -17,7 +17,7 @@ from toolkit.parallel.graph import sublayers
 from toolkit.parallel.layers.attention import ShardedGroupedQueryAttention, ShardedMultiHeadAttention
 from toolkit.parallel.layers.dense import ShardedConv2D, ShardedDense, ShardedEinsumDense
 from toolkit.parallel.layers.embedding import ShardedEmbedding
-from toolkit.support.wrapping import instead
+from toolkit.strategies.upstream.wrapping import instead
 
 _NAMED = {"name", "trainable", "dtype"}  # Settings of every layer.
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import ModelError
 from toolkit.parallel.graph import is_graph, is_whole
+from toolkit.strategies.context import this_step
+from toolkit.strategies.upstream import replaced
 from toolkit.support.graphs import computed_from, outside
-from toolkit.support.wrapping import instead
 
 if TYPE_CHECKING:
     import keras
@@ -143,7 +144,8 @@ def trace(model: "keras.Model", *, length: int | None = None, backward: bool = F
     import tensorflow as tf
 
     _check(model)
-    recorder = _Recorder(model, keras.layers.Layer.__call__)
+    replaced.LAYER.answer(plan=_recorded)
+    recorder = _Recorder(model)
     counted: list[int] = []
 
     def traced() -> Any:
@@ -156,12 +158,9 @@ def trace(model: "keras.Model", *, length: int | None = None, backward: bool = F
             counted.append(len(tf.compat.v1.get_default_graph().get_operations()))
             return result, _gradients(model, _tensors(result)) if backward else []
 
-        def recorded(_: Callable) -> Callable:
-            return lambda layer, *args, **kwargs: recorder.call(layer, args, kwargs)
-
         # The model must not change: neither its variables nor the losses that layers record.
         unchanged = keras.StatelessScope(collect_losses=True, initialize_variables=False)
-        with instead(keras.layers.Layer, "__call__", recorded), unchanged:
+        with this_step.having(planned=recorder), unchanged:
             return called.get_concrete_function(*specs).graph, specs[0].shape[0]
 
     try:
@@ -185,23 +184,26 @@ def _gradients(model: Any, results: list) -> list:
     return [each for each in tf.gradients(losses, weights, name=_BACKWARD) if each is not None]
 
 
-class _Recorder:
-    """Replaces Keras's way to call a layer while a model is traced."""
+def _recorded(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return this_step.planned.call(original, layer, args, kwargs)
 
-    def __init__(self, model: Any, original: Callable) -> None:
-        self.original = original
+
+class _Recorder:
+    """Records how layers are called while a model is traced."""
+
+    def __init__(self, model: Any) -> None:
         self.root = _Level(model)
         self._levels = {id(model): self.root}
         self._open: list[_Level] = []
         self._made: dict[int, int] = {}  # For each graph, how many operations have been assigned to layers.
 
-    def call(self, layer: Any, args: Sequence, kwargs: Mapping) -> Any:
+    def call(self, original: Callable, layer: Any, args: Sequence, kwargs: Mapping) -> Any:
         import keras
         import tensorflow as tf
 
         whole = self._open and is_whole(self._open[-1].layer)
         if whole or tf.executing_eagerly() or isinstance(layer, keras.layers.InputLayer):
-            return self.original(layer, *args, **kwargs)
+            return original(layer, *args, **kwargs)
         if id(layer) not in self._levels:
             self._levels[id(layer)] = self._open[-1].inner[id(layer)] = _Level(layer)
         level = self._levels[id(layer)]
@@ -209,7 +211,7 @@ class _Recorder:
         level.calls.append(Call((args, kwargs)))
         self._open.append(level)
         try:
-            result = self.original(layer, *args, **kwargs)
+            result = original(layer, *args, **kwargs)
             self._share_out()
         finally:
             self._open.pop()

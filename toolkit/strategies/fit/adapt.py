@@ -1,48 +1,44 @@
-"""What is wrapped of Keras and TensorFlow when a strategy is made; a trial, a view and recomputing wrap more when used.
-
-Of two functions around the same one, the one that is wrapped last is called first.
-"""
+"""By which functions our strategies answer for what is replaced of Keras and TensorFlow (`upstream/replaced.py`)."""
 
 import tensorflow as tf
-from tensorflow.python.autograph.core import config
-from tensorflow.python.distribute import values
 
-from toolkit.strategies.fit.callbacks import adapt_callbacks
-from toolkit.strategies.fit.models import adapt_models
-from toolkit.strategies.pipelines import adapt_epoch_iterator
-from toolkit.strategies.processes.shared_files import adapt_checkpoints
-from toolkit.strategies.step.optimizer import adapt_optimizers
-from toolkit.strategies.step.share import adapt_means
-from toolkit.strategies.step.tape import adapt_tapes
-from toolkit.strategies.step.train_step import adapt_functions, adapt_seeds
-from toolkit.support.wrapping import add
+from toolkit.strategies.fit import callbacks, models, recompute
+from toolkit.strategies.pipelines import announce
+from toolkit.strategies.processes.shared_files import save_checkpoint
+from toolkit.strategies.step import optimizer, share, tape, train_step
+from toolkit.strategies.upstream import private, replaced, table
+from toolkit.strategies.upstream.wrapping import add
 
-_UNCONVERTED = config.DoNotConvert("toolkit")
+
+def adapt_remat() -> None:
+    """Makes Keras's rematerialization work, also on one device. Later calls do nothing."""
+    replaced.REMAT.answer(toolkit=recompute.remat)
 
 
 def adapt_keras() -> None:
     """Makes Keras's `fit`, callbacks and saving work under any of our strategies. Later calls do nothing."""
-    adapt_callbacks()
-    adapt_models()
-    adapt_epoch_iterator()
+    replaced.SET_MODEL.answer(strategies=callbacks.set_model)
+    replaced.MODEL.answer(strategies=models.begin_model)
+    replaced.EPOCH_ITERATOR.answer(strategies=announce)
 
 
 def adapt_replicas() -> None:
     """Gives steps of several replicas one device's numbers. Later calls do nothing."""
     adapt_keras()
     _adapt_autograph()
-    adapt_optimizers()
     _adapt_numbers()
-    adapt_means()
-    adapt_tapes()
-    adapt_functions()
-    adapt_seeds()
+    replaced.APPLY.answer(replicas=optimizer.apply)
+    replaced.BUILD.answer(replicas=optimizer.build)
+    replaced.GRADIENT.answer(replicas=tape.gradient)
+    replaced.FUNCTION.answer(step=train_step.call_function)
+    replaced.REDUCE.answer(replicas=share.reduced_values)
+    replaced.SEED.answer(replicas=train_step.next_seed)
 
 
 def adapt_workers() -> None:
     """Makes saving safe for several processes as well."""
     adapt_replicas()
-    adapt_checkpoints()
+    replaced.SAVE_CHECKPOINT.answer(workers=save_checkpoint)
 
 
 def _adapt_autograph() -> None:
@@ -51,8 +47,9 @@ def _adapt_autograph() -> None:
     Keras and TensorFlow are on AutoGraph's list of what it leaves alone, and this library belongs there too: of the
     functions that a step in a user's own loop reaches it would convert each one.
     """
-    if _UNCONVERTED not in config.CONVERSION_RULES:
-        config.CONVERSION_RULES = (*config.CONVERSION_RULES, _UNCONVERTED)
+    rules = private.config.CONVERSION_RULES
+    if not any(str(each) == str(private.config.DoNotConvert("toolkit")) for each in rules):
+        private.config.CONVERSION_RULES = (*rules, private.config.DoNotConvert("toolkit"))
 
 
 def _adapt_numbers() -> None:
@@ -60,5 +57,6 @@ def _adapt_numbers() -> None:
 
     Keras's `float(variable)` is that of what it holds, and TensorFlow's class of it has none.
     """
-    add(values.DistributedVariable, "__float__", lambda variable: float(tf.convert_to_tensor(variable).numpy()))
-    add(values.DistributedVariable, "__int__", lambda variable: int(tf.convert_to_tensor(variable).numpy()))
+    kind = table.find(table.row("DistributedVariable"))
+    add(kind, "__float__", lambda variable: float(tf.convert_to_tensor(variable).numpy()))
+    add(kind, "__int__", lambda variable: int(tf.convert_to_tensor(variable).numpy()))

@@ -23,6 +23,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.batches import Part
 from toolkit.strategies.step import trial
+from toolkit.strategies.upstream.attributes import layers_below, layers_within
 from toolkit.strategies.variables import optimizers_of
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def check(model: Any, batch: int | None) -> None:
 
 def _note_statistics(model: Any) -> None:
     """Warns once of layers whose numbers differ from one device's because each replica normalises its own share."""
-    layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization)]
+    layers = [each for each in layers_within(model) if isinstance(each, keras.layers.BatchNormalization)]
     names = [each.name for each in layers if each.trainable and not each.synchronized]
     object.__setattr__(model, _NOTED, True)
     if names:
@@ -65,7 +66,7 @@ def _note_statistics(model: Any) -> None:
 
 def _check_states(model: Any, batch: int, count: int) -> None:
     """Refuses a stateful layer that was built for the whole batch, of which each replica has only a share."""
-    for layer in model._flatten_layers():
+    for layer in layers_within(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             held = {state.shape[0] for state in keras.tree.flatten(layer.states or ())}
             if batch in held:
@@ -135,7 +136,7 @@ def _build_by_step(model: keras.Model, data: Any, step: str) -> None:
 
 
 def _unbuilt(model: keras.Model, step: str) -> list[Any]:
-    parts = [*model._flatten_layers(include_self=False), *model.metrics, getattr(model, "_compile_loss", None)]
+    parts = [*layers_below(model), *model.metrics, getattr(model, "_compile_loss", None)]
     if step == "train_step":
         parts += optimizers_of(model)
     return [each for each in parts if not getattr(each, "built", True)]

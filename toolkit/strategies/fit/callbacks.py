@@ -30,8 +30,8 @@ from toolkit.strategies.step.sharded_variable import (
     snapshots_of,
     take_snapshots,
 )
+from toolkit.strategies.upstream.wrapping import extend, instead
 from toolkit.strategies.variables import variables_of
-from toolkit.support.wrapping import extend, instead, wrap
 
 
 @functools.cache  # A temporary directory lives as long as its object: until the process ends.
@@ -78,12 +78,8 @@ _NO_WRITERS = {
 }
 
 
-def adapt_callbacks() -> None:
-    """Makes callbacks and saving work with several processes. Later calls do nothing."""
-    wrap(keras.callbacks.CallbackList, "set_model", _set_model)
-
-
-def _set_model(original: Callable, callbacks: Any, model: Any) -> None:
+def set_model(original: Callable, callbacks: Any, model: Any) -> None:
+    """Makes callbacks and saving work with several processes, where a call of `fit` and the like begins."""
     if model is not None and mesh.is_toolkit_strategy(model.distribute_strategy):
         prepare(model)  # It may have been made and compiled before the strategy.
         extend(callbacks, FitCallbacks)

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
@@ -30,18 +29,17 @@ from toolkit.strategies.pipelines import trains
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import optimizer, share, xla
+from toolkit.strategies.step.exchange_schedule import schedule
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.step.train_step import has_one_size, make_function, predict_own
+from toolkit.strategies.step.train_step import ReplicaStep, has_one_size, predict_own
+from toolkit.strategies.step.whole_batch import watch
+from toolkit.strategies.upstream import train_function
+from toolkit.strategies.upstream.train_function import Around, StepFunction
+from toolkit.strategies.upstream.wrapping import attach
 from toolkit.strategies.variables import optimizers_of, recreate_in_scope
-from toolkit.support.wrapping import attach, wrap
 
 _LOG = logging.getLogger(__name__)
 _GIVEN = "_toolkit_methods"  # The id of the strategy whose methods a model has.
-
-
-def adapt_models() -> None:
-    """Makes models know the strategy under which they are created. Later calls do nothing."""
-    wrap(TensorFlowTrainer, "__init__", _made)
 
 
 def prepare(model: Any) -> None:
@@ -51,7 +49,8 @@ def prepare(model: Any) -> None:
         _attach_to(model)
 
 
-def _made(original: Callable, model: Any) -> None:
+def begin_model(original: Callable, model: Any) -> None:
+    """Makes a model know the strategy under which it is created."""
     original(model)
     if mesh.is_toolkit_strategy(model._distribute_strategy):
         _attach_to(model)
@@ -88,10 +87,11 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
 
 def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
     prepare(model)
+    training = trains(iterator) and this_step.on_batch != "test"
     building.check(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
     if iterator is not None:
         data_batch = building.batch_spec(iterator._distributed_dataset.element_spec)
-    building.build(model, data_batch, trains=trains(iterator) and this_step.on_batch != "test")
+    building.build(model, data_batch, trains=training)
     recreate_in_scope(model)  # Metrics that were made outside are among the model's now.
 
 
@@ -102,25 +102,29 @@ def _call_on_batch(kind: str, _: Callable, model: Any, *args: Any, **kwargs: Any
         return getattr(type(model), f"{kind}_on_batch")(model, *args, **kwargs)
 
 
-def _make_dividing(kind: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Makes Keras create a step function that divides such batches; those of a data set are divided already."""
-    name = f"{kind}_function"
-    before = getattr(model, name)
-    make = original if kind == "predict" else functools.partial(make_function, f"{kind}_step", original)
-    with xla.kept_out(model):
-        result = make(model, *args, **kwargs)
-    function = getattr(model, name)
-    if function is None or function is before:
-        return result
+def _make_function(kind: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has Keras make a function of steps that replicas make, of which XLA compiles no whole one."""
+    step = None if kind == "predict" else ReplicaStep(model, f"{kind}_step")
 
-    @functools.wraps(function)
-    def dividing(batches: Any) -> Any:
-        if this_step.on_batch != kind:
-            return function(batches)
-        return function([_divided(model, batch) for batch in batches])
+    def make() -> Any:
+        if step is not None:
+            watch(model)
+        with xla.kept_out(model), step.instead() if step is not None else contextlib.nullcontext():
+            return original(model, *args, **kwargs)
 
-    setattr(model, name, dividing)
-    return result
+    def put_around(function: StepFunction) -> None:
+        function.put(Around.SPLITTING, functools.partial(_split, kind, model))
+        if kind == "train":
+            xla.time_first(model, function)
+            schedule(model, function)
+
+    return train_function.make(model, kind, make, put_around)
+
+
+def _split(kind: str, model: Any, within: Callable, batches: Any) -> Any:
+    if this_step.on_batch != kind:  # A data set's, or that of a callback's `evaluate` meanwhile.
+        return within(batches)
+    return within([_divided(model, batch) for batch in batches])
 
 
 def _divided(model: Any, batch: Any) -> Any:
@@ -211,5 +215,5 @@ _METHODS_OF_REPLICAS: dict[str, Callable] = {
     "predict_step": predict_own,
     "quantize": _quantize,
     **{f"{kind}_on_batch": functools.partial(_call_on_batch, kind) for kind in ("train", "test", "predict")},
-    **{f"make_{kind}_function": functools.partial(_make_dividing, kind) for kind in ("train", "test", "predict")},
+    **{f"make_{kind}_function": functools.partial(_make_function, kind) for kind in ("train", "test", "predict")},
 }

@@ -13,23 +13,16 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from keras.src.backend.common import global_state
-from keras.src.backend.tensorflow import core
 
 from toolkit.errors import ModelError
 from toolkit.strategies.context import this_step
-from toolkit.support.wrapping import wrap
+from toolkit.strategies.upstream import private
 
 _OF_CALLS = ("current_call_ctx", "autocast_scope")  # What Keras records per thread about the layers being called.
 
 
-def adapt_remat() -> None:
-    """Makes `keras.RematScope` and `keras.remat` work on TensorFlow, for the whole process."""
-    wrap(core, "remat", _remat)
-
-
-def _remat(_original: Callable, function: Callable) -> Callable:
+def remat(_original: Callable, function: Callable) -> Callable:
+    """Makes `keras.RematScope` and `keras.remat` work on TensorFlow, in the place of Keras's function for it."""
     return recomputed(function)
 
 
@@ -59,9 +52,9 @@ def recomputed(function: Callable) -> Callable:
 
 
 def _is_plain(owner: Any) -> bool:
-    calls = global_state.get_global_attribute("current_call_ctx")
+    calls = private.global_state.get_global_attribute("current_call_ctx")
     called = isinstance(owner, keras.Model) and calls is not None and calls.entry_layer is owner
-    stateless = global_state.get_global_attribute("stateless_scope") is not None
+    stateless = private.global_state.get_global_attribute("stateless_scope") is not None
     return called or stateless or this_step.recomputes
 
 
@@ -69,8 +62,8 @@ def _call(function: Callable, args: Sequence, kwargs: Mapping, tensors: list) ->
     layer = getattr(function, "__self__", None)
     state = layer.non_trainable_variables if isinstance(layer, keras.layers.Layer) else []
     before = [(variable, tf.convert_to_tensor(variable.value)) for variable in state]  # The call changes them.
-    around = {name: global_state.get_global_attribute(name) for name in _OF_CALLS}
-    masks = [backend.get_keras_mask(each) for each in tensors]  # Keras removes them again.
+    around = {name: private.global_state.get_global_attribute(name) for name in _OF_CALLS}
+    masks = [private.masking.get_keras_mask(each) for each in tensors]  # Keras removes them again.
     results: list = []
 
     def gradients(*upstream: tf.Tensor, variables: Sequence = ()) -> Any:
@@ -105,12 +98,13 @@ def _call(function: Callable, args: Sequence, kwargs: Mapping, tensors: list) ->
 
     returned = iter(first(*tensors))
     return keras.tree.map_structure(
-        lambda each: _masked(next(returned), backend.get_keras_mask(each)) if tf.is_tensor(each) else each, results[0]
+        lambda each: _masked(next(returned), private.masking.get_keras_mask(each)) if tf.is_tensor(each) else each,
+        results[0],
     )
 
 
 def _masked(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    backend.set_keras_mask(tensor, mask)
+    private.masking.set_keras_mask(tensor, mask)
     return tensor
 
 
@@ -139,11 +133,11 @@ def _once() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _set(attributes: Mapping[str, Any]) -> Iterator[None]:
-    outer = {name: global_state.get_global_attribute(name) for name in attributes}
+    outer = {name: private.global_state.get_global_attribute(name) for name in attributes}
     for name, value in attributes.items():
-        global_state.set_global_attribute(name, value)
+        private.global_state.set_global_attribute(name, value)
     try:
         yield
     finally:
         for name, value in outer.items():
-            global_state.set_global_attribute(name, value)
+            private.global_state.set_global_attribute(name, value)

@@ -9,11 +9,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import numpy as keras_numpy
-from tensorflow.python.distribute.coordinator import coordinator_context
-from tensorflow.python.eager import record, tape
 
-from toolkit.support.wrapping import wrap
+from toolkit.strategies.upstream import private
 
 
 def schedule(coordinator: tf.distribute.coordinator.ClusterCoordinator, work: Callable[[], None]) -> None:
@@ -27,7 +24,7 @@ def schedule(coordinator: tf.distribute.coordinator.ClusterCoordinator, work: Ca
 
 def worker_index() -> int:
     """Returns which worker the calling work was given to."""
-    return int(coordinator_context.get_current_dispatch_context().worker_index)
+    return int(private.get_current_dispatch_context().worker_index)
 
 
 def used_with_coordinator(strategy: tf.distribute.Strategy) -> None:
@@ -41,7 +38,7 @@ def accessed(variable: Any) -> None:
     Args:
         variable: Anything with `handle`, a tensor, and `trainable`.
     """
-    tape.variable_accessed(variable)
+    private.variable_accessed(variable)
 
 
 def computed_from(source: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any], Any]) -> tf.Tensor:
@@ -54,18 +51,10 @@ def computed_from(source: tf.Tensor, value: tf.Tensor, gradient: Callable[[Any],
         value: What isn't seen to depend on it.
         gradient: Takes the gradient of `value`, and returns that of `source`.
     """
-    with record.stop_recording():
+    with private.stop_recording():
         result = tf.identity(value)
-    record.record_operation("ComputedFrom", [result], [source], lambda upstream: [gradient(upstream)])
+    private.record_operation("ComputedFrom", [result], [source], lambda upstream: [gradient(upstream)])
     return result
-
-
-def around_lookups(function: Callable) -> None:
-    """Passes Keras's lookups in tables to a function of (`take`, x, indices, axis). Later calls do nothing.
-
-    A layer hands its variable to `keras.ops.take`, but what arrives where TensorFlow is called is a whole tensor.
-    """
-    wrap(keras_numpy, "take", function)
 
 
 def apply_if_finite(

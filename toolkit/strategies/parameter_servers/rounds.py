@@ -23,6 +23,7 @@ from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.share import Share, entered
 from toolkit.strategies.step.trial import shown
+from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import assigns_others, derives_from, outside
 
 _EXAMPLES = "/examples"  # The entry among a share's logs with the number of its examples.
@@ -61,7 +62,7 @@ class Rounds:
         """
         variables = self.variables
         model = variables.model
-        normalised = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+        normalised = [x for x in layers_within(model) if isinstance(x, keras.layers.BatchNormalization)]
         for layer in normalised:
             if layer.synchronized and layer.trainable:
                 self.note(f"{layer.name} normalises over the whole batch")

@@ -26,12 +26,14 @@ from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.placement import Placement, ServerShardedVariable, bytes_by_task, table
 from toolkit.strategies.parameter_servers.session import Session
-from toolkit.strategies.parameter_servers.variables import adapt_lookups
+from toolkit.strategies.parameter_servers.variables import take
 from toolkit.strategies.parameter_servers.worker_step import adapt_updates
 from toolkit.strategies.pipelines import epoch_iterator, whole_for_keras
-from toolkit.strategies.step.share import adapt_means
-from toolkit.strategies.step.tape import adapt_tapes
+from toolkit.strategies.step.share import reduced_values
+from toolkit.strategies.step.tape import gradient
+from toolkit.strategies.step.train_step import call_function
 from toolkit.strategies.step.whole_batch import watch
+from toolkit.strategies.upstream import replaced, train_function
 from toolkit.strategies.variables import optimizers_of
 from toolkit.support import redaction, signals, status
 
@@ -68,8 +70,6 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self.options = options
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         internals.used_with_coordinator(self)
-        worker_step.adapt_optimizers()
-        adapt_lookups()
         adapt_updates(self)
         servers = [task for task in members.tasks if task.job == "ps"]
         self._placement = Placement(len(servers), options)
@@ -77,9 +77,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._ledgers = {device: Ledger(device) for device in devices}
         self.dispatcher = Dispatcher(self.coordinator, members)
         adapt_keras()
+        replaced.APPLY.answer(servers=worker_step.apply, chief=worker_step.apply_in_chief)
+        replaced.FUNCTION.answer(step=call_function)
+        replaced.TAKE.answer(servers=take)
         if options.synchronous:
-            adapt_means()
-            adapt_tapes()
+            replaced.REDUCE.answer(replicas=reduced_values)
+            replaced.GRADIENT.answer(replicas=gradient)
         status.report(state="connected", strategy="parameter_server")
         _LOG.info("%d workers, %d ps; %s", self.dispatcher.workers, len(servers), options)
 
@@ -137,14 +140,12 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
 
     def replace_functions(self, model: Any) -> None:
         """Replaces Keras's own step functions by this strategy's."""
-        if model.train_function is None:  # After another `compile`, other variables may be trainable.
+        if not train_function.is_made(model, "train"):  # After another `compile`, other variables may be trainable.
             self.wait_for_steps(model)
             model.__dict__.pop("_toolkit_session", None)
         watch(model)
         session = self.session(model)
-        model.train_function = session.train
-        model.test_function = session.test
-        model.predict_function = session.predict
+        train_function.replace(model, train=session.train, test=session.test, predict=session.predict)
         kind = type(model)
         object.__setattr__(model, "get_metrics_result", lambda: session.results(lambda: kind.get_metrics_result(model)))
         object.__setattr__(model, "reset_metrics", lambda: session.reset(lambda: kind.reset_metrics(model)))

@@ -110,12 +110,11 @@ def innermost() -> LocalScope | None:
     return this_step.ps_scopes[-1] if this_step.ps_scopes else None
 
 
-def adapt_lookups() -> None:
-    """Makes Keras's lookups ask whether a variable is a table in the step that is being traced."""
-    internals.around_lookups(_take)
+def take(original: Callable, x: Any, indices: Any, axis: int | None = None) -> Any:
+    """Looks rows up where a variable is a table in the step that is being traced, in the place of `keras.ops.take`.
 
-
-def _take(original: Callable, x: Any, indices: Any, axis: int | None = None) -> Any:
+    A layer hands its variable to that, but what arrives where TensorFlow is called is a whole tensor.
+    """
     if axis != 0 or not isinstance(x, keras.Variable) or isinstance(indices, (tf.SparseTensor, tf.RaggedTensor)):
         return original(x, indices, axis)
     scope, held = innermost(), internals.held(x)

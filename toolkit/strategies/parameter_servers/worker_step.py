@@ -27,9 +27,8 @@ from toolkit.strategies.parameter_servers.variables import (
     sends_difference,
     unpacked,
 )
-from toolkit.strategies.step.train_step import adapt_functions, inlining
+from toolkit.strategies.step.train_step import inlining
 from toolkit.strategies.variables import trained_by
-from toolkit.support.wrapping import wrap
 
 
 @contextlib.contextmanager
@@ -44,36 +43,22 @@ def current() -> Any:
     return this_step.ps_step
 
 
-def adapt_optimizers() -> None:
-    """Makes Keras's optimizers ask a step in which they are used what to do with gradients."""
-    wrap(keras.optimizers.Optimizer, "apply", _apply)
-    wrap(keras.optimizers.LossScaleOptimizer, "apply", _apply_scaled)
-    adapt_functions()
-
-
-def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    step = current()
-    if step is None:
-        return _apply_here(original, optimizer, grads, trainable_variables)
+def apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """Has the step that is traced do with gradients what it does, in the place of Keras's `apply`."""
+    step = this_step.ps_step
     grads, variables = _paired(optimizer, grads, trainable_variables)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return step.apply_scaled(optimizer, grads, variables)
     return step.apply(lambda g, v: original(optimizer, g, v), optimizer, grads, variables)
 
 
-def _apply_here(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
+def apply_in_chief(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     """Applies gradients outside of a worker's step: in the chief, which acts as the only replica."""
-    ours = hasattr(tf.distribute.get_strategy(), "replace_functions")  # A step without values has nothing to do.
-    if not ours or this_step.recorded is not None or not tf.distribute.in_cross_replica_context():
+    if not hasattr(tf.distribute.get_strategy(), "replace_functions") or not tf.distribute.in_cross_replica_context():
         return original(optimizer, grads, trainable_variables)
     if not optimizer.built and trainable_variables is not None:
         optimizer.build(trainable_variables)
     return tf.distribute.get_strategy().run(lambda: original(optimizer, grads, trainable_variables))
-
-
-def _apply_scaled(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    step = current()
-    if step is None:
-        return _apply_here(original, optimizer, grads, trainable_variables)
-    return step.apply_scaled(optimizer, *_paired(optimizer, grads, trainable_variables))
 
 
 def _paired(optimizer: Any, grads: Any, trainable_variables: Any) -> tuple[list, list]:

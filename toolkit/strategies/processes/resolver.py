@@ -17,13 +17,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.distribute import multi_worker_util
-from tensorflow.python.distribute.collective_all_reduce_strategy import coordination_config_pb2
-from tensorflow.python.eager import context
 
 from toolkit import cluster as _cluster
 from toolkit.errors import StrategyError
 from toolkit.strategies.processes import agreement
+from toolkit.strategies.upstream import private
 from toolkit.support import status
 
 _LOG = logging.getLogger(__name__)
@@ -95,14 +93,14 @@ def expect_heartbeats(cluster_spec: tf.train.ClusterSpec, *, seconds: float) -> 
     a worker: a gap of 10 s needs more than 20 s.
     """
     jobs = [
-        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster_spec.num_tasks(job))
+        private.coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster_spec.num_tasks(job))
         for job in ("chief", "worker")
         if job in cluster_spec.jobs
     ]
-    if context.context().coordination_service is None:
-        context.context().configure_coordination_service(
+    if private.context.context().coordination_service is None:
+        private.context.context().configure_coordination_service(
             service_type="standalone",
-            service_leader=multi_worker_util.coordination_leader(cluster_spec),
+            service_leader=f"/job:{jobs[0].name}/replica:0/task:0",
             heartbeat_timeout_in_ms=max(1, round(1000 * seconds)),
             coordinated_jobs=jobs,
         )

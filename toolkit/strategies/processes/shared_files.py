@@ -16,20 +16,10 @@ from typing import Any
 
 import psutil
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.saving import saving_lib
-from keras.src.utils import io_utils
-from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 
 from toolkit.strategies.processes.agreement import processes
+from toolkit.strategies.upstream import private
 from toolkit.support.graphs import outside
-from toolkit.support.wrapping import wrap
-
-
-def adapt_checkpoints() -> None:
-    """Makes TensorFlow write so in this process, which trains with others. Later calls do nothing."""
-    # tf.train.Checkpoint and CheckpointManager write through it; both then record the path that it returns.
-    wrap(TrackableSaver, "save", _save_checkpoint)
 
 
 def save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -48,7 +38,7 @@ def save(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs: An
     overwrite = args[0] if args else kwargs.get("overwrite", True)
     # A file that is younger than this process is another worker's, which all but the first find in their way.
     older = not overwrite and path.exists() and path.stat().st_mtime < psutil.Process().create_time()
-    if older and not io_utils.ask_to_proceed_with_overwrite(str(path)):
+    if older and not private.ask_to_proceed_with_overwrite(str(path)):
         return None
     with _aside(path) as aside:
         return original(model, aside, *args, **kwargs)
@@ -61,13 +51,16 @@ def _look_at_optimizers() -> None:
     which the chief alone enters. Keras 3.15 keeps the answer under one name and looks for it under another.
     """
     if tf.distribute.has_strategy():
-        names = outside(lambda: saving_lib.get_attr_skipset("Optimizer"))
-        global_state.set_global_attribute("saving_attr_skiplist_Optimizer", names)
-        global_state.set_global_attribute("saving_attr_skipset_Optimizer", names)
+        names = outside(lambda: private.get_attr_skipset("Optimizer"))
+        private.global_state.set_global_attribute("saving_attr_skiplist_Optimizer", names)
+        private.global_state.set_global_attribute("saving_attr_skipset_Optimizer", names)
 
 
-def _save_checkpoint(original: Callable, saver: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
-    """Writes a checkpoint's temporary files, and renames all of them: another process's index has other data."""
+def save_checkpoint(original: Callable, saver: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
+    """Writes a checkpoint's temporary files, and renames all of them: another process's index has other data.
+
+    tf.train.Checkpoint and CheckpointManager write through it; both then record the path that it returns.
+    """
     if not tf.executing_eagerly() or not _is_here(file_prefix):
         return original(saver, file_prefix, *args, **kwargs)
     path = pathlib.Path(file_prefix)

@@ -26,7 +26,7 @@ from toolkit.strategies.step.gradients import Exchange, mapped
 from toolkit.strategies.step.powersgd import memories_of, totals
 from toolkit.strategies.step.sharded_optimizer import track_slot
 from toolkit.strategies.step.sharded_variable import ReplicaCopies, ReplicaShardedVariable, ReplicaSum
-from toolkit.support.wrapping import attach
+from toolkit.strategies.upstream.wrapping import attach
 
 
 @dataclasses.dataclass(frozen=True)

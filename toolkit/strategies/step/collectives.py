@@ -31,7 +31,7 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of, replica_count
 from toolkit.strategies.options import COMMUNICATIONS
 from toolkit.strategies.processes.agreement import process_index, processes
-from toolkit.support.wrapping import attach
+from toolkit.strategies.upstream.wrapping import attach
 
 _ALONE = [0], 0
 _LONG = 64 << 10  # Bytes from which half the copies and sums of an all-reduce are worth another round.

@@ -29,8 +29,8 @@ _ATTRIBUTE = "_toolkit_local"
 _ROWS = "_toolkit_rows"  # Of each replica, since the last average.
 
 
-class LocalFunction:
-    """Replaces a `Model.train_function` for local steps, and averages after every so many.
+class Averaging:
+    """Stands around a model's step function while replicas train locally, and averages after every so many steps.
 
     Args:
         model: Built and compiled; all replicas have the same weights.
@@ -49,7 +49,6 @@ class LocalFunction:
         rate: Callable[[], float],
     ) -> None:
         self._model, self._local = model, local
-        self._function = model.train_function
         self._weights, self._velocities = list(model.trainable_variables), list(velocities)
         self._statistics = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
         self._slots, self._rate = slots, rate
@@ -66,11 +65,11 @@ class LocalFunction:
         self._average_optimizer = self._on_replicas(self._average_slots)
         model.__dict__[_ATTRIBUTE] = self
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, within: Callable, batches: Any) -> Any:
         """Makes a step, and averages if it is due."""
         if not self._since:
             self._begin_round()
-        logs = self._function(iterator)
+        logs = within(batches)
         self._since += self._model.steps_per_execution
         self._slots_agree = False
         if self._since >= self._interval():

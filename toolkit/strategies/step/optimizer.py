@@ -12,8 +12,9 @@ step of `fit` each counts by its replica's share of the examples; in the user's 
 TensorFlow's guides have it.
 
 After `apply` stand what an optimizer does with what tapes have exchanged, and what a LossScaleOptimizer needs. There is
-no public hook for this. What is wrapped stands in `adapt_optimizers`, what an optimizer has of its own in
-`exchange_gradients`; `tests/strategies/test_optimizer_step.py` fails when any of it changes.
+no public hook for this. `apply` and `build` are replaced for the process, and not methods of objects as the others:
+an optimizer that is on no model, as in one's own loop, would else be a replica's own, and silently. What an optimizer
+has of its own stands in `exchange_gradients`; `tests/strategies/test_optimizer_step.py` fails when any of it changes.
 """
 
 import contextlib
@@ -34,23 +35,12 @@ from toolkit.strategies.step.gradients import Gradients, mapped, of_first
 from toolkit.strategies.step.sharded_optimizer import finite_alike, is_in_parts
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.share import ExchangedInGraph, exchanged_in_graph
+from toolkit.strategies.upstream.wrapping import attach
 from toolkit.strategies.variables import recreate_with, refuse_outside, trained_by
 from toolkit.support.graphs import Differs, decided_by, derives_from, differs
-from toolkit.support.wrapping import attach, wrap
 
 _LOG = logging.getLogger(__name__)
-_READY = "_toolkit_ready"  # The id of the optimizer that it was set for, because a copy has it too.
-
-
-def adapt_optimizers() -> None:
-    """Makes Keras's optimizers exchange gradients in this way on several replicas. Later calls do nothing.
-
-    `apply` and `build` are wrapped, and no methods of objects as the others are: an optimizer that is on no model, as
-    in one's own loop, would else be a replica's own, and silently.
-    """
-    wrap(keras.optimizers.Optimizer, "build", _build)
-    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-        wrap(kind, "apply", _apply)
+_READY = "_toolkit_ready"  # The ids of the optimizer that it was set for, because a copy has it too, and its strategy.
 
 
 def exchange_gradients(optimizer: Any) -> None:
@@ -58,9 +48,11 @@ def exchange_gradients(optimizer: Any) -> None:
 
     It comes before the optimizer is built, so that what it keeps is kept as replicas need it.
     """
-    if mesh.replica_count(optimizer._distribution_strategy) == 1:
+    strategy = optimizer._distribution_strategy
+    ready = id(optimizer), id(strategy)
+    if vars(optimizer).get(_READY) == ready or mesh.replica_count(strategy) == 1:
         return
-    vars(optimizer)[_READY] = id(optimizer)
+    vars(optimizer)[_READY] = ready
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         weigh_scaled_losses(optimizer)
         exchange_gradients(optimizer.inner_optimizer)
@@ -73,11 +65,10 @@ def exchange_gradients(optimizer: Any) -> None:
     exchanges.begin(optimizer)
 
 
-def _build(original: Callable, optimizer: Any, variables: Sequence) -> None:
+def build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     """Makes an optimizer keep its state as replicas need it, such as sharded slots of sharded variables."""
     recreate_with(optimizer, variables)
-    if vars(optimizer).get(_READY) != id(optimizer):
-        exchange_gradients(optimizer)
+    exchange_gradients(optimizer)
     if any(isinstance(variable, ReplicaShardedVariable) for variable in variables):
         sharded_optimizer.keep_in_shards(optimizer)
     with exchanges.building(optimizer, variables):
@@ -88,7 +79,8 @@ def _sum(original: Callable, optimizer: Any, pairs: Any) -> Any:
     return pairs if this_step.summed else original(optimizer, pairs)
 
 
-def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
+def apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variables: Any = None) -> None:
+    """Applies gradients of all replicas, in the place of Keras's `apply`."""
     grads = list(grads)
     trainable_variables = None if trainable_variables is None else list(trainable_variables)
     if this_step.piece is not None and this_step.piece.takes_updates:  # Its turn comes after the piece.
@@ -96,8 +88,7 @@ def _apply(original: Callable, optimizer: Any, grads: Sequence, trainable_variab
         return
     if trainable_variables is not None and not optimizer.built and this_step.recorded is None:
         recreate_with(optimizer, trainable_variables)
-    if vars(optimizer).get(_READY) != id(optimizer):  # Such as one that is on no model, or a copy.
-        exchange_gradients(optimizer)
+    exchange_gradients(optimizer)  # Such as of one that is on no model, or a copy.
     if this_step.recorded is None and trainable_variables is not None and not tf.distribute.has_strategy():
         _build_in_scope(optimizer, trainable_variables)  # Such as in a loop over single states, without replicas.
     if this_step.recorded is None and _between_replicas(optimizer):  # Otherwise in a step without values.
@@ -192,7 +183,7 @@ def _apply_to_all(original: Callable, optimizer: Any, grads: Sequence, trainable
 
     def apply_part() -> None:
         parts = [None if each is None else mapped(each, lambda whole: whole / count) for each in grads]
-        _apply(original, optimizer, parts, trainable_variables)
+        apply(original, optimizer, parts, trainable_variables)
 
     strategy.run(apply_part)
 

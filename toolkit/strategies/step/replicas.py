@@ -16,7 +16,7 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.collectives import overlaps_exchanges
-from toolkit.support.wrapping import attach
+from toolkit.strategies.upstream.wrapping import attach
 
 autograph = tf.__internal__.autograph
 _FACTS = "_toolkit_facts"

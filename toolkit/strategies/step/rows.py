@@ -39,8 +39,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import smart_cond
-from tensorflow.python.ops import handle_data_util
+
+from toolkit.strategies.upstream import private
 
 
 class Of(enum.Enum):
@@ -206,7 +206,7 @@ class Sizes:
             for each in both
         ):
             return None
-        found = [smart_cond.smart_constant_value(each) for each in both]  # Also what TensorFlow's C++ can fold.
+        found = [private.smart_constant_value(each) for each in both]  # Also what TensorFlow's C++ can fold.
         return None if any(each is None for each in found) else [np.asarray(each) for each in found]
 
     def constant(self, tensor: tf.Tensor) -> list | None:
@@ -227,7 +227,7 @@ def _imported(definition: Any, given: Iterable[tf.Tensor], failing: Iterable[tf.
         for x in given:
             mapped[x.name] = tf.compat.v1.placeholder(x.dtype, _sized(x.shape, rows), name="toolkit_given")
             if x.dtype == tf.resource:
-                handle_data_util.copy_handle_data(x, mapped[x.name])
+                private.copy_handle_data(x, mapped[x.name])
         mapped |= {x.name: tf.compat.v1.placeholder(x.dtype, name="toolkit_unknown") for x in failing}
         read = {name if ":" in name else f"{name}:0" for each in definition.node for name in each.input}
         tf.import_graph_def(definition, input_map={name: x for name, x in mapped.items() if name in read}, name="")

@@ -15,8 +15,8 @@ from toolkit.strategies.step import collectives
 from toolkit.strategies.step.gradients import Exchange, mapped, rows_of_replicas, sent_as, values_of
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable, StandIn
 from toolkit.strategies.step.trusted import is_elementwise
+from toolkit.strategies.upstream.wrapping import attach
 from toolkit.support.graphs import outside, same_everywhere
-from toolkit.support.wrapping import attach
 
 # Optimizer state in shards: for a replicated layer, each replica keeps the slots of its part.
 #

@@ -11,8 +11,8 @@ A loss that Keras divides by the replica's own sum of weights or mask, d_r, beco
 w_r. What TensorFlow's `compute_average_loss` divides by the whole batch's examples is divided by w_r, for the same
 reason.
 
-Keras has no public hook for it; `adapt_means` says what is wrapped. `tests/strategies/test_losses.py` fails when it
-changes.
+Keras has no public hook for it: `reduced_values` answers in the place of its reduction.
+`tests/strategies/test_losses.py` fails when it changes.
 
 After that stand means in one's own loop (`batch_mean`), Keras's reductions, replicas without examples, the losses that
 layers add, and synchronised normalisations.
@@ -27,7 +27,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as _loss
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
@@ -36,7 +35,9 @@ from toolkit.strategies.step import collectives
 from toolkit.strategies.step.collectives import joined
 from toolkit.strategies.step.rows import ALIKE, Of, Rows, mean_of_rows
 from toolkit.strategies.step.trial import calling
-from toolkit.support.wrapping import attach, wrap
+from toolkit.strategies.upstream import private
+from toolkit.strategies.upstream.attributes import layers_within
+from toolkit.strategies.upstream.wrapping import attach
 
 _BYTES = [bytes([code]) for code in range(256)]
 
@@ -380,11 +381,6 @@ def _batch_mean(values: Any, weights: Any) -> tf.Tensor:
     return part if share is None else tf.math.divide_no_nan(part, tf.cast(share.weight, part.dtype))
 
 
-def adapt_means() -> None:
-    """Makes losses, their gradients and means those of the whole batch. Later calls do nothing."""
-    wrap(_loss, "reduce_weighted_values", _reduced)
-
-
 def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Weights a scalar that is a mean over this replica's share by that share."""
     share = this_step.share
@@ -402,7 +398,7 @@ def counted(share: Share) -> tf.Tensor:
     return share.weight * this_step.count
 
 
-def _reduced(
+def reduced_values(
     original: Callable,
     values: Any,
     sample_weight: Any = None,
@@ -443,7 +439,7 @@ def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> tf.Te
     """Returns the divisor of this replica's sum in Keras; None if it is the number of elements."""
     if reduction == "mean_with_sample_weight" and _given(sample_weight, mask):
         weights = None if sample_weight is None else tf.cast(sample_weight, dtype)
-        own = tf.reduce_sum(_loss.apply_mask(weights, mask, dtype=dtype, reduction=reduction))
+        own = tf.reduce_sum(private.apply_mask(weights, mask, dtype=dtype, reduction=reduction))
     elif reduction in ("mean", "sum_over_batch_size") and mask is not None:
         own = tf.reduce_sum(tf.cast(mask, dtype))
     else:
@@ -472,7 +468,7 @@ def state_of_own(model: Any, share: Share) -> Iterator[None]:
 
 def own_statistics(model: Any) -> list:
     """Returns the moving statistics that each replica updates from its own examples, until they are averaged."""
-    layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization)]
+    layers = [each for each in layers_within(model) if isinstance(each, keras.layers.BatchNormalization)]
     return [
         v for each in layers if each.built and not each.synchronized for v in (each.moving_mean, each.moving_variance)
     ]
@@ -507,7 +503,7 @@ class _ByReplica(UserList):
 
 def keep_losses_apart(model: Any) -> None:
     """Makes a model's layers keep their losses by replica, also those that a step calls without the model."""
-    for layer in model._flatten_layers():
+    for layer in layers_within(model):
         kept = vars(layer)  # Avoids Keras's actions when an attribute is set.
         if not isinstance(kept[_LOSSES], _ByReplica):
             kept[_LOSSES] = _ByReplica(kept[_LOSSES])
@@ -531,7 +527,7 @@ def clear_losses(original: Callable, model: Any) -> None:
 def weigh_moments(model: Any, context: tf.distribute.ReplicaContext) -> None:
     """Weights the gradients of sums over replicas in layers in a step of `fit`, and packs them together."""
     attach(context, all_reduce=_all_reduce)
-    for layer in model._flatten_layers():
+    for layer in layers_within(model):
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
             attach(layer, _moments=_moments)
 

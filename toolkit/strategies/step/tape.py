@@ -22,7 +22,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from tensorflow.python.eager import record
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
@@ -30,13 +29,8 @@ from toolkit.strategies.step.exchanges import reduced
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.share import Share, exchanged_in_graph
 from toolkit.strategies.step.trial import of_a_jacobian
+from toolkit.strategies.upstream import private
 from toolkit.support.graphs import computed_from
-from toolkit.support.wrapping import wrap
-
-
-def adapt_tapes() -> None:
-    """Makes tapes return gradients of all replicas. Later calls do nothing."""
-    wrap(tf.GradientTape, "gradient", _gradient)
 
 
 @contextlib.contextmanager
@@ -49,10 +43,10 @@ def _differentiating(share: Share, scaled: bool) -> Iterator[None]:
         share.in_loss, share.differentiates = before
 
 
-def _gradient(
+def gradient(
     original: Callable, tape: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
 ) -> Any:
-    """Treats a vector of losses as its sum: its gradients are added, while those of a mean are averaged."""
+    """Returns gradients of all replicas; of a vector of losses they are added, while those of a mean are averaged."""
     share = this_step.share
     if share is None:
         if tf.distribute.in_cross_replica_context():  # What is read there is the first copy.
@@ -105,7 +99,7 @@ def _first_copy(source: Any) -> Any:
 def _exchanged(gradients: list, variables: Sequence, scaled: bool) -> list:
     """Returns the sums of all replicas; they have a gradient if another tape records."""
     every = frozenset(range(len(gradients))) if scaled else frozenset()
-    if not gradients or not record.could_possibly_record():
+    if not gradients or not private.could_possibly_record():
         return reduced(gradients, variables, weighted=every)
     share = this_step.share
     assert share is not None

@@ -10,70 +10,36 @@ After that stand `predict_step`, what replicas draw, how steps are counted, and 
 import contextlib
 import functools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random import seed_generator
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.eager.polymorphic_function import autograph_util, polymorphic_function
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.batches import row_count
 from toolkit.strategies.context import this_step
-from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import processes
 from toolkit.strategies.step import collectives, xla
 from toolkit.strategies.step.collectives import joined
-from toolkit.strategies.step.exchange_schedule import is_local_step, local_function, put_before
+from toolkit.strategies.step.exchange_schedule import is_local_step
 from toolkit.strategies.step.local_steps import count_rows
 from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.rows import MEAN, Rows
 from toolkit.strategies.step.share import Share, entered, keep_losses_apart, state_of_own, weigh_moments
 from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
 from toolkit.strategies.step.view import View, of_any_size, rows_stay_together
-from toolkit.strategies.step.whole_batch import is_whole, watch
+from toolkit.strategies.step.whole_batch import is_whole
+from toolkit.strategies.upstream import private, train_function
+from toolkit.strategies.upstream.attributes import layers_within
+from toolkit.strategies.upstream.wrapping import attach
 from toolkit.strategies.variables import optimizers_of
-from toolkit.support.wrapping import attach, wrap
 
 _TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
 _SEEDS = "global_seed_generator"  # Keras's name for it.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
-
-
-def make_function(name: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Makes Keras create a function of steps that replicas make.
-
-    Keras reads the model's method when it creates the function.
-    """
-    if replica_count(model.distribute_strategy) == 1:
-        return original(model, *args, **kwargs)
-    step, before = ReplicaStep(model, name), vars(model).get(name)
-
-    def make() -> Any:
-        watch(model)
-        function = model.train_function
-        vars(model)[name] = step
-        try:
-            with xla.kept_out(model):
-                result = original(model, *args, **kwargs)
-        finally:
-            del vars(model)[name]
-            if before is not None:
-                vars(model)[name] = before
-        if name == "train_step" and model.train_function is not function:  # Keras keeps that of an earlier `fit`.
-            model.train_function = xla.timed(model, model.train_function)
-            if is_local_step(model):
-                model.train_function = local_function(model)
-        return result
-
-    if name != "train_step" or (model.train_function is not None and not kwargs.get("force", bool(args and args[0]))):
-        return make()
-    return put_before(model, make)
 
 
 class ReplicaStep:
@@ -93,9 +59,21 @@ class ReplicaStep:
         self._tries = Tries(model)
         self._seeds = _global_seeds(model)
 
+    @contextlib.contextmanager
+    def instead(self) -> Iterator[None]:
+        """A context in which it is the model's method, which Keras reads when it makes a function of steps."""
+        own, before = vars(self._model), vars(self._model).get(self._name)
+        own[self._name] = self
+        try:
+            yield
+        finally:
+            del own[self._name]
+            if before is not None:
+                own[self._name] = before
+
     def __call__(self, data: Any) -> Any:
         """Makes the step of this replica with its part of a batch, and returns the whole batch's logs."""
-        global_state.set_global_attribute(_SEEDS, self._seeds)
+        private.global_state.set_global_attribute(_SEEDS, self._seeds)
         if this_step.count == 1:
             return self._step(data)
         keep_losses_apart(self._model)
@@ -278,18 +256,10 @@ def has_one_size(model: Any) -> bool:
     """Returns whether a model was made for batches of one size, as a stateful one is."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     sizes = any(each.shape and each.shape[0] is not None for each in inputs)
-    return sizes or any(getattr(each, "stateful", False) for each in model._flatten_layers())
+    return sizes or any(getattr(each, "stateful", False) for each in layers_within(model))
 
 
 # What replicas draw: the same between layers, and otherwise each its own.
-
-
-def adapt_seeds() -> None:
-    """Makes steps draw random numbers by replica, also from a generator outside of the model.
-
-    Later calls do nothing.
-    """
-    wrap(keras.random.SeedGenerator, "next", _next_seed)
 
 
 def _global_seeds(model: keras.Model) -> Any:
@@ -300,19 +270,19 @@ def _global_seeds(model: keras.Model) -> Any:
     state, strategy = random.getstate(), model.distribute_strategy
     try:
         with strategy.scope():
-            found = seed_generator.global_seed_generator()
-            held = found.state.value
-            if getattr(held, "distribute_strategy", strategy) is not strategy:  # Of an earlier step.
-                drawn = held.distribute_strategy.experimental_local_results(held)[0].numpy()
-                global_state.set_global_attribute(_SEEDS, None)
-                found = seed_generator.global_seed_generator()
-                found.state.assign(drawn)
+            found = private.global_state.get_global_attribute(_SEEDS)
+            held = None if found is None else found.state.value
+            if held is None or getattr(held, "distribute_strategy", strategy) is not strategy:  # Of an earlier step.
+                found = keras.random.SeedGenerator()
+                private.global_state.set_global_attribute(_SEEDS, found)
+                if held is not None:
+                    found.state.assign(held.distribute_strategy.experimental_local_results(held)[0].numpy())
             return found
     finally:
         random.setstate(state)
 
 
-def _next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
+def next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
     """Gives each replica its own draws: copies of a generator's state are equal, and noise would be as well."""
     seed = original(generator, *args, **kwargs)
     replica = this_step.replica
@@ -370,7 +340,7 @@ def count_steps(model: Any) -> Callable[[], int]:
         of_keras = getattr(model.train_step, "__func__", None)
         attach(model, train_step=_counted)
         vars(model)["train_step"].__func__ = of_keras  # By which Keras's own step is told from the user's.
-        model.train_function = None  # An earlier one doesn't count.
+        train_function.replace(model, train=None)  # An earlier one doesn't count.
     return lambda: int(strategy.experimental_local_results(count.variable)[0])
 
 
@@ -394,21 +364,17 @@ def _counted(original: Callable, model: Any, data: Any) -> Any:
 # TensorFlow has no public hook for it; `tests/strategies/test_inlining.py` fails when it changes.
 
 
-def adapt_functions() -> None:
-    """Makes functions that a step calls part of it. Later calls do nothing."""
-    wrap(polymorphic_function.Function, "__call__", _call)
-
-
 def inlining() -> contextlib.AbstractContextManager[None]:
     """A context in which a step is traced or run, with the functions that it calls inlined."""
     return this_step.having(inlines=True)
 
 
-def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
-    if not this_step.inlines or function._jit_compile:
+def call_function(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function's Python as a part of the step."""
+    if function._jit_compile:
         return original(function, *args, **kwargs)
-    python, status = function.python_function, ag_ctx.Status.DISABLED
+    python, status = function.python_function, private.ag_ctx.Status.DISABLED
     if function._autograph:
-        python, status = autograph_util.py_func_from_autograph(python), ag_ctx.Status.ENABLED
-    with ag_ctx.ControlStatusCtx(status):  # As TensorFlow does while it traces the function.
+        python, status = private.py_func_from_autograph(python), private.ag_ctx.Status.ENABLED
+    with private.ag_ctx.ControlStatusCtx(status):  # As TensorFlow does while it traces the function.
         return python(*args, **kwargs)

@@ -23,25 +23,15 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 
 from toolkit.strategies.context import this_step
-from toolkit.strategies.step import xla
 from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
 from toolkit.strategies.step.trusted import is_by_row
+from toolkit.strategies.upstream import private, replaced
 from toolkit.support.graphs import outside
-from toolkit.support.wrapping import wrap
 
 _TAPES = inspect.getfile(inspect.unwrap(tf.GradientTape.gradient))
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank")
-
-
-def adapt_trials() -> None:
-    """Makes steps without values possible. Later calls do nothing."""
-    wrap(tf.GradientTape, "gradient", _gradient)
-    for kind in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-        wrap(kind, "apply", _apply)
-    wrap(keras.layers.Layer, "__call__", _layer)
 
 
 @dataclasses.dataclass
@@ -109,7 +99,7 @@ class Trial:
         """
         self._graph = tf.compat.v1.get_default_graph()
         self.data = [each for each in keras.tree.flatten(data) if tf.is_tensor(each)]
-        scope = backend.common.stateless_scope.get_stateless_scope()
+        scope = private.global_state.get_global_attribute("stateless_scope")
         scope.collect_losses = True
         logs = step(data)
         results = noted()
@@ -316,37 +306,31 @@ def run(step: Callable, data: Any, noted: Callable[[], dict] = dict, returns_row
         Whatever the step raises.
     """
     given = keras.tree.map_structure(
-        lambda leaf: None if leaf is None else backend.KerasTensor(leaf.shape, backend.standardize_dtype(leaf.dtype)),
+        lambda leaf: (
+            None if leaf is None else keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
+        ),
         data,
         none_is_leaf=True,
     )
-    adapt_trials()
+    replaced.APPLY.answer(trial=_note_optimizer)
+    replaced.GRADIENT.answer(trial=_note_gradient)
+    replaced.LAYER.answer(trial=_note_layer)
     trial = Trial(returns_rows)
     with this_step.having(recorded=trial, inlines=True):
-        backend.compute_output_spec(lambda data: trial.follow(step, data, noted), given)
+        private.compute_output_spec(lambda data: trial.follow(step, data, noted), given)
     return trial
 
 
-def _apply(original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-    if this_step.recorded is None:
-        original(optimizer, grads, trainable_variables)
-    else:
-        this_step.recorded.optimizers.append((optimizer, list(trainable_variables or [])))
+def _note_optimizer(_: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:  # noqa: ARG001
+    this_step.recorded.optimizers.append((optimizer, list(trainable_variables or [])))
 
 
-def _gradient(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-    if this_step.recorded is None:
-        return original(tape, target, sources, *args, **kwargs)
+def _note_gradient(_: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
     return this_step.recorded.gradient(target, sources)
 
 
-def _layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Hands a layer's call to the trial, or to the view of the whole batch, if there is one."""
-    if this_step.recorded is not None:
-        return this_step.recorded.call(layer, (args, kwargs), lambda: original(layer, *args, **kwargs))
-    if this_step.view is not None:
-        return this_step.view.call(original, layer, args, kwargs)
-    return xla.layer_call(original, layer, args, kwargs)
+def _note_layer(further: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    return this_step.recorded.call(layer, (args, kwargs), lambda: further(layer, *args, **kwargs))
 
 
 # Which tensors of a step are results of metrics: a step may return them under its own names, and beside others.

@@ -19,13 +19,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.layers.rnn import conv_lstm
-from keras.src.losses import losses
-from keras.src.metrics import accuracy_metrics, regression_metrics
-from keras.src.models import functional
-from keras.src.utils import backend_utils
 
 from toolkit.strategies.step.rows import Graph, Rows
+from toolkit.strategies.upstream import private
 from toolkit.support.graphs import outside
 
 
@@ -152,13 +148,14 @@ _FUNCTIONS = {
     keras.activations: "celu elu exponential gelu glu hard_shrink hard_sigmoid hard_silu hard_tanh leaky_relu linear "
     "log_sigmoid log_softmax mish relu relu6 selu sigmoid silu soft_shrink softmax softplus softsign sparse_plus "
     "sparse_sigmoid sparsemax squareplus tanh tanh_shrink threshold",
-    losses: "binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy "
-    "categorical_generalized_cross_entropy categorical_hinge cosine_similarity ctc hinge huber kl_divergence log_cosh "
+    private.losses: "binary_crossentropy binary_focal_crossentropy categorical_crossentropy "
+    "categorical_focal_crossentropy categorical_generalized_cross_entropy categorical_hinge cosine_similarity ctc "
+    "hinge huber kl_divergence log_cosh "
     "mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson "
     "sparse_categorical_crossentropy squared_hinge",
-    accuracy_metrics: "accuracy binary_accuracy categorical_accuracy sparse_categorical_accuracy "
+    private.accuracy_metrics: "accuracy binary_accuracy categorical_accuracy sparse_categorical_accuracy "
     "sparse_top_k_categorical_accuracy top_k_categorical_accuracy",
-    regression_metrics: "cosine_similarity",
+    private.regression_metrics: "cosine_similarity",
 }
 
 
@@ -227,8 +224,12 @@ def _is_along_others(thing: Any, ranks: Iterable[int | None]) -> bool:
 
 @functools.cache
 def _list() -> dict[type, tuple[Trust, ...]]:
-    spaces = (keras.layers, keras, functional, conv_lstm), (keras.losses, losses), (keras.metrics,)
-    found: dict[type, tuple[Trust, ...]] = {losses.LossFunctionWrapper: (Trust(),)}
+    spaces = (
+        (keras.layers, keras, private.functional, private.conv_lstm),
+        (keras.losses, private.losses),
+        (keras.metrics,),
+    )
+    found: dict[type, tuple[Trust, ...]] = {private.losses.LossFunctionWrapper: (Trust(),)}
     for table, where in zip((_LAYERS, _LOSSES, _METRICS, _REGULARIZERS), (*spaces, (keras.regularizers,)), strict=True):
         for way, names in table.items():
             for name in names.split():
@@ -286,7 +287,7 @@ _PLAIN = (
         keras.random.SeedGenerator,
     ),
     *(tf.lookup.StaticHashTable, tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable),
-    *(keras.initializers.Initializer, keras.constraints.Constraint, backend_utils.DynamicBackend),
+    *(keras.initializers.Initializer, keras.constraints.Constraint, private.DynamicBackend),
 )
 
 

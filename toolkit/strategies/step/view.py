@@ -23,8 +23,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from tensorflow.python.framework import random_seed
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
@@ -33,22 +31,22 @@ from toolkit.strategies.step.rows import Call
 from toolkit.strategies.step.share import Share, WholeShare, attached, entered
 from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension, logits_of
 from toolkit.strategies.step.trusted import is_by_row
-from toolkit.support.wrapping import wrap
+from toolkit.strategies.upstream import private, replaced
+from toolkit.strategies.upstream.attributes import layers_within
 
 _LOG = logging.getLogger(__name__)
 _SEED = 0x5EED  # Of draws in a program without a seed. All processes need the same.
 
 
-def adapt_draws() -> None:
-    """Makes TensorFlow's random operations between layers draw the same on every replica. Later calls do nothing."""
-    wrap(random_seed, "get_seed", _seed)
-
-
 def _seed(original: Callable, op_seed: Any) -> Any:
-    if this_step.view is None:
-        return original(op_seed)
+    """Makes TensorFlow's random operations between layers draw the same on every replica."""
     first, _ = original(1)
     return (first if first is not None else _SEED), next(this_step.view.draws) if op_seed is None else op_seed
+
+
+def _call_layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hands a layer's call to the view of the whole batch."""
+    return this_step.view.call(original, layer, args, kwargs)
 
 
 class ViewShare(WholeShare):
@@ -85,7 +83,8 @@ class View:
     """
 
     def __init__(self, rows: Share, trial: Trial | None, name: str, *, sized: bool = True) -> None:
-        adapt_draws()
+        replaced.LAYER.answer(view=_call_layer)
+        replaced.OPERATION_SEED.answer(view=_seed)
         self.share = ViewShare(rows)
         self.draws = itertools.count(1)
         self.replicated = trial is not None and trial.replicated
@@ -148,10 +147,12 @@ class View:
         outputs = iter(record.outputs if record is not None else ())
         reads = lambda: self._trial.reads(next(outputs, None)) if record is not None else Reads()  # type: ignore[union-attr] # noqa: E731
         of_rows = None if record is None else [is_row_dimension(each) for each in record.inputs]
-        kept = [vars(each).get("_losses") for each in layer._flatten_layers()]
+        kept: list = []
 
         def computed(args: Any, kwargs: Any) -> tuple:
-            return original(layer, *args, **kwargs), [list(losses or ()) for losses in kept]
+            outputs = original(layer, *args, **kwargs)
+            kept.extend(vars(each).get("_losses") for each in layers_within(layer))
+            return outputs, [list(losses or ()) for losses in kept]
 
         found, added = self.by_row(computed, args, kwargs, layer.name, reads, of_rows)
         for losses, means in zip(kept, added, strict=True):
@@ -264,9 +265,9 @@ class View:
             found = self._rows.rows_of_all(own)
             self._gathered.append((name, own))
             self.share.in_graph.identical.append(found)
-            mask = backend.get_keras_mask(own)
+            mask = private.masking.get_keras_mask(own)
             if mask is not None:
-                backend.set_keras_mask(found, self._rows.rows_of_all(mask))
+                private.masking.set_keras_mask(found, self._rows.rows_of_all(mask))
         elif reads.shape:  # Nothing is computed of it but its size.
             sizes = tf.concat([[self._count_of(own)], tf.shape(own)[1:]], 0)
             found = tf.broadcast_to(tf.zeros([], own.dtype), sizes) if own.dtype != tf.string else tf.fill(sizes, "")
@@ -275,9 +276,9 @@ class View:
             found = own
             if isinstance(own, tf.Tensor) and not tf.executing_eagerly():  # Nobody takes its size for the batch's.
                 found = _of_any_size(own)
-            mask = backend.get_keras_mask(own)
+            mask = private.masking.get_keras_mask(own)
             if mask is not None:
-                backend.set_keras_mask(found, mask)
+                private.masking.set_keras_mask(found, mask)
         if not tf.executing_eagerly() and isinstance(found, tf.Tensor):
             rows = own.shape[0] and self._size and own.shape[0] * this_step.count
             found.set_shape([rows, *own.shape[1:]])

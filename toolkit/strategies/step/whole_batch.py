@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
@@ -17,8 +16,9 @@ from toolkit.strategies.step.rows import Rows, mean_of_rows
 from toolkit.strategies.step.share import Share, WholeShare, attached, counted, entered, update_mean
 from toolkit.strategies.step.trial import calling
 from toolkit.strategies.step.trusted import adds_by_row, has_value_by_row, traced
+from toolkit.strategies.upstream import private
+from toolkit.strategies.upstream.wrapping import attach
 from toolkit.support.graphs import derives_from, outside
-from toolkit.support.wrapping import attach
 
 # Which losses and metrics follow from those of a batch's parts, as their graphs show; see `rows`.
 #
@@ -134,19 +134,20 @@ _KINDS = "_toolkit_kinds"
 def watch(model: Any) -> None:
     """Makes a model's compiled losses and metrics those of the whole batch. Later calls look for new ones."""
     compiled = getattr(model, "_compile_loss", None)
+    # Keras wraps all compiled metrics into one.
+    every = (each.metrics if type(each).__name__ == "CompileMetrics" else [each] for each in model.metrics)
+    metrics = [each for some in every for each in some if isinstance(each, keras.Metric)]
+    parts = [part for each in metrics for part in _with_parts(each)]
+    if compiled is not None and compiled.built:
+        _replace(compiled)
     if compiled is not None:
         attach(compiled, build=_build)
-        if compiled.built:
-            _replace(compiled)
     attach(model, get_metrics_result=_results)
-    for metric in model.metrics:
-        # Keras wraps all compiled metrics into one.
-        for each in metric.metrics if type(metric).__name__ == "CompileMetrics" else [metric]:
-            if isinstance(each, keras.Metric):
-                attach(each, update_state=_update)
-                for part in _with_parts(each):
-                    if type(part).update_state is keras.metrics.Mean.update_state:
-                        attach(part, update_state=update_mean)
+    for each in metrics:
+        attach(each, update_state=_update)
+    for part in parts:
+        if type(part).update_state is keras.metrics.Mean.update_state:
+            attach(part, update_state=update_mean)
 
 
 def _with_parts(metric: keras.Metric) -> Iterator[keras.Metric]:
@@ -204,7 +205,7 @@ class _BatchLoss(keras.losses.Loss):
         if isinstance(share, WholeShare) or this_step.is_local:
             return self.loss(*given)
         kind = _once(self._kinds, (y_true, y_pred), lambda: loss_kind(self.loss, y_true, y_pred))
-        masks = [backend.get_keras_mask(each) for each in keras.tree.flatten(y_pred)]
+        masks = [private.masking.get_keras_mask(each) for each in keras.tree.flatten(y_pred)]
         # Keras multiplies one number for a batch by the mean of its weights.
         weighted = sample_weight is not None or any(mask is not None for mask in masks)
         if kind is Kind.EXAMPLES or (kind is Kind.MEAN and not weighted):

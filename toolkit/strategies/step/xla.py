@@ -19,17 +19,20 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
-from keras.src.trainers.trainer import model_supports_jit
-from tensorflow.python.framework import kernels
 
+from toolkit.devices.capability import build_info, support
+from toolkit.devices.inventory import Gpu, take
+from toolkit.devices.setup import cards_of
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
+from toolkit.strategies.upstream import private, replaced
+from toolkit.strategies.upstream.attributes import layers_within
+from toolkit.strategies.upstream.train_function import Around, StepFunction
 from toolkit.support.graphs import outside
 
 _LOG = logging.getLogger(__name__)
@@ -66,7 +69,32 @@ def choose(original: Callable, model: Any) -> bool:
     finally:
         own["_distribute_strategy"] = strategy
     own[_AUTO] = True
-    return chosen and (strategy.extended._num_replicas_in_sync == 1 or chooses(*_places(strategy)))
+    if not chosen:
+        return False
+    devices, hosts = _places(strategy)
+    if strategy.extended._num_replicas_in_sync > 1 and not chooses(devices, hosts):
+        return False
+    # Processes of one host have to decide alike, so they look at all of its cards, and not only at their own.
+    why = _why_not_on(take().gpus if len(hosts) > 1 else cards_of(devices))
+    if why:
+        _warn(why)
+    return not why
+
+
+def _why_not_on(cards: Iterable[Gpu]) -> str:
+    """Returns why `jit_compile="auto"` doesn't mean XLA on these cards; "" if it may."""
+    build = build_info()
+    for card in cards:
+        found = support(card.capability, build)
+        if not found.xla and found.kernels != "left out":
+            return f"{card.with_capability()}: {found.found}. {found.remedy}"
+    return ""
+
+
+@functools.lru_cache(maxsize=64)
+def _warn(why: str) -> None:
+    """Says it once in a process, which may compile many models."""
+    _LOG.warning("%s", why)
 
 
 def forget_choice(model: Any) -> None:
@@ -94,26 +122,20 @@ def kept_out(model: Any) -> Iterator[None]:
         own["_jit_compile"] = before
 
 
-def timed(model: Any, function: Callable) -> Callable:
-    """Returns a step function that says how long its first call took, if that is long."""
-    if not model.jit_compile:
-        return function
-    waits = [True]
+def time_first(model: Any, function: StepFunction) -> None:
+    """Has a step function say how long its first call took, if XLA compiles parts of it and that is long."""
 
-    @functools.wraps(function)
-    def first_timed(*args: Any) -> Any:
-        if not waits:
-            return function(*args)
-        waits.clear()
+    def timed(within: Callable, batches: Any) -> Any:
+        function.put(Around.TIMING, None)
         began = time.monotonic()
-        found = function(*args)
+        found = within(batches)
         if (took := time.monotonic() - began) > _LONG:
             _LOG.info(
                 "The first step took %.0f s: it was traced, and XLA compiled it. The next ones begin at once", took
             )
         return found
 
-    return first_timed
+    function.put(Around.TIMING, timed if model.jit_compile else None)
 
 
 class Use:
@@ -131,6 +153,7 @@ class Use:
         self._model = model
         self.asked = not vars(model).get(_AUTO, False)
         self.layers = False
+        replaced.LAYER.answer(xla=_call_layer)
 
     def say(self, why: str) -> None:
         """Says once what of a model's steps is computed without XLA, and why."""
@@ -142,7 +165,9 @@ class Use:
 
 def use_of(model: Any) -> Use | None:
     """Returns how a model uses XLA in a step; None if it doesn't."""
-    return Use(model) if model.jit_compile and not tf.executing_eagerly() and model_supports_jit(model) else None
+    return (
+        Use(model) if model.jit_compile and not tf.executing_eagerly() and private.model_supports_jit(model) else None
+    )
 
 
 class _NoPieceError(Exception):
@@ -209,7 +234,8 @@ def in_pieces(model: Any, name: str, step: Callable, share: Any) -> Callable:
             # In a test step, nobody may have asked for it before.
             share.weight  # noqa: B018
         use.layers = use.asked
-        use.say(f"{name} is computed without XLA{', but for the calls of its layers' if use.layers else ''}: {why}")
+        layers = " as a whole, but layer by layer where it can be" if use.layers else ""
+        use.say(f"{name} is computed without XLA{layers}: {why}")
         return step(data)
 
     return computed
@@ -267,16 +293,16 @@ def predicted(original: Callable, use: Use | None) -> Callable:
     return computed
 
 
-def layer_call(original: Callable, layer: Any, args: tuple, kwargs: dict) -> Any:
+def _call_layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a layer, in a piece where the step's layers are pieces."""
     use = this_step.xla
-    if use is None or not use.layers or this_step.piece is not None:
+    if not use.layers or this_step.piece is not None:
         return original(layer, *args, **kwargs)
     kept: list[list] = []
 
     def call() -> Any:
         found = original(layer, *args, **kwargs)
-        kept[:] = [each for each in (vars(part).get("_losses") for part in layer._flatten_layers()) if each]
+        kept[:] = [each for each in (vars(part).get("_losses") for part in layers_within(layer)) if each]
         return found, [list(each) for each in kept]
 
     try:
@@ -308,7 +334,7 @@ def _compiled(function: Callable[[], Any], piece: Piece, *, differentiated: bool
         with this_step.having(piece=piece):
             found = tf.nest.map_structure(_tensor, function())
         made = [each for each in tf.nest.flatten(found, expand_composites=True) if _is_of(each, graph)]
-        masks = [backend.get_keras_mask(each) for each in made]
+        masks = [private.masking.get_keras_mask(each) for each in made]
         inner[:] = [found, made, masks]
         return [*made, *(each for each in masks if _is_of(each, graph))]
 
@@ -326,7 +352,7 @@ def _compiled(function: Callable[[], Any], piece: Piece, *, differentiated: bool
     outer = {id(each): next(computed) for each in made}
     for each, mask in zip(made, masks, strict=True):
         if mask is not None:
-            backend.set_keras_mask(outer[id(each)], next(computed) if _is_of(mask, graph) else mask)
+            private.masking.set_keras_mask(outer[id(each)], next(computed) if _is_of(mask, graph) else mask)
         if this_step.noted is not None and id(each) in this_step.noted:
             this_step.noted[id(outer[id(each)])] = this_step.noted[id(each)]._replace(tensor=outer[id(each)])
     leaves = [outer.get(id(each), each) for each in tf.nest.flatten(found, expand_composites=True)]
@@ -362,7 +388,7 @@ def _check(graph: Any, differentiated: bool) -> None:
 @functools.lru_cache(maxsize=1024)
 def _compilable(operation: str) -> bool:
     _register_kernels()
-    kinds = {each.device_type for each in kernels.get_registered_kernels_for_op(operation).kernel}
+    kinds = {each.device_type for each in private.get_registered_kernels_for_op(operation).kernel}
     return not kinds or any(each.startswith("XLA_") and each.endswith("_JIT") for each in kinds)
 
 

@@ -1,96 +1,101 @@
-"""Wraps functions of other libraries, each once."""
+"""How a function of Keras's or TensorFlow's is replaced: for the process, for one object, or for the time of a call."""
 
 import contextlib
 import functools
-import importlib.metadata
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from toolkit.errors import RequestError
+from toolkit.strategies.context import this_step
+from toolkit.strategies.upstream import table
 
-TRIED = "Keras 3.12 to 3.15, TensorFlow 2.20 and 2.21"
 _LIBRARIES = ("keras.", "tensorflow.")  # Whose classes stay as they are while objects of theirs live.
 
 
-wrapped_here: list[tuple[Any, str]] = []  # The owners and names of wrapped functions.
+replaced_here: list[tuple[Any, str]] = []  # The owners and names of what is replaced for the process.
 # The objects' classes, and the names of methods that objects have instead.
 attached_here: set[tuple[type, str]] = set()
 
 
-def installed(module: str) -> str:
-    """Returns a module's package with its installed version: "keras 3.15.1"."""
-    package = re.split("[.:]", module, maxsplit=1)[0]
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return package
+class Replaced:
+    """A function of Keras's or TensorFlow's that is replaced for the process, once, when somebody is to answer for it.
 
-
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of those packages that are installed here, by their names."""
-    found = {}
-    for name in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def wrap(owner: Any, name: str, around: Callable) -> None:
-    """Replaces `owner.name` by `around(original, ...)`, for the whole process; a second time changes nothing.
-
-    Several may wrap the same one, each around the others.
+    A call goes to the first of those in `answers` who is there and whose turn it is, in the order in which they are
+    written. It is given whoever comes next in the place of the original function.
 
     Args:
-        owner: A class or a module.
-        name: The name of its method or function.
-        around: Takes the original function, then its arguments.
-
-    Raises:
-        RequestError: There is no such thing in the Keras or TensorFlow that is installed.
+        names: What it is called in the table, such as "Optimizer.apply"; several for methods of the same parameters.
+        answers: By the name of who may answer, the attribute of `this_step` that is set when it is their turn; "" if it
+            always is.
     """
-    original = getattr(owner, name, None)
-    if not callable(original):
-        package = getattr(owner, "__module__", None) or owner.__name__
-        raise RequestError(
-            asked=f"{getattr(owner, '__qualname__', owner.__name__)}.{name} of {installed(package)} is needed",
-            found="that version has none",
-            remedy=f"Install a version that this toolkit was tried with: {TRIED}",
-        )
-    key = _key(around)
-    wrapped_by: tuple[str, ...] = getattr(original, "_toolkit", ())
-    if key in wrapped_by:
-        return
 
-    if isinstance(owner, type):
+    def __init__(self, *names: str, **answers: str) -> None:
+        self.names = names
+        self._turns = answers
+        self._functions: dict[str, Callable] = {}
+        self._chain: tuple[tuple[str, Callable], ...] = ()
+        self._installed = False
+
+    def answer(self, **functions: Callable) -> None:
+        """Has these functions answer from now on; a second time changes nothing.
+
+        Args:
+            functions: By the names given above: takes whoever comes next, then the arguments of the call.
+
+        Raises:
+            RequestError: There is no such function in the Keras or TensorFlow that is installed.
+        """
+        self._functions.update(functions)
+        self._chain = tuple((self._turns[who], self._functions[who]) for who in self._turns if who in self._functions)
+        if not self._installed:
+            for name in self.names:
+                self._install(*table.owner_and_name(table.row(name)))
+            self._installed = True
+
+    def _install(self, owner: Any, name: str) -> None:
+        replacement = self._replacement(getattr(owner, name), is_method=isinstance(owner, type))
+        vars(replacement)["_toolkit"] = self.names
+        setattr(owner, name, replacement)
+        replaced_here.append((owner, name))
+
+    def _replacement(self, original: Callable, *, is_method: bool) -> Any:
+        first = functools.partial(self._call, original, 0)
+        if list(self._turns.values()) == [""]:  # Nobody else will ever answer.
+            first = functools.partial(self._chain[0][1], original)
+        if not is_method:
+            return functools.update_wrapper(first, original, updated=())
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
+            return first(*args, **kwargs)
 
-        wrapped: Any = functools.wraps(original)(method)
-    else:
-        wrapped = functools.update_wrapper(functools.partial(around, original), original, updated=())
-    vars(wrapped)["_toolkit"] = (*wrapped_by, key)
-    setattr(owner, name, wrapped)
-    wrapped_here.append((owner, name))
+        return functools.wraps(original)(method)
+
+    def _call(self, original: Callable, place: int, /, *args: Any, **kwargs: Any) -> Any:
+        for number, (turn, function) in enumerate(self._chain[place:], place + 1):
+            if not turn or getattr(this_step, turn):
+                left = number < len(self._chain)
+                return function(functools.partial(self._call, original, number) if left else original, *args, **kwargs)
+        return original(*args, **kwargs)
 
 
 def add(owner: type, name: str, method: Callable) -> None:
     """Gives a class a method that it lacks, for the whole process; does nothing if it has one."""
     if not hasattr(owner, name):
         setattr(owner, name, method)
-        wrapped_here.append((owner, name))
+        replaced_here.append((owner, name))
 
 
 @contextlib.contextmanager
 def instead(owner: type, name: str, make: Callable) -> Iterator[None]:
     """A context in which `owner.name` is `make(original)`."""
-    original = getattr(owner, name)
+    original, inherited = getattr(owner, name), name not in vars(owner)
     setattr(owner, name, make(original))
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 def _key(around: Callable) -> str:

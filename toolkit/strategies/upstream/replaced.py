@@ -1,0 +1,52 @@
+"""The functions of Keras and TensorFlow that are replaced for the process, and who answers a call of each, in order.
+
+Each is replaced once, when the first of those is there: `fit/adapt.py` has the functions by which strategies answer,
+and a trial, a view, a plan and XLA answer from their first use on. Beside each stands the attribute of `this_step`
+that is set while it is their turn, or "" if they look by themselves whether they have something to do. Where it is
+nobody's turn, the original is called.
+"""
+
+from toolkit.strategies.upstream.wrapping import Replaced
+
+APPLY = Replaced(
+    "Optimizer.apply",
+    "LossScaleOptimizer.apply",
+    trial="recorded",  # Notes the optimizer and its variables.
+    servers="ps_step",  # Sends gradients to parameter servers.
+    chief="",  # Parameter servers' chief acts as the only replica.
+    replicas="",  # Sums gradients, also of an optimizer that is on no model.
+)
+BUILD = Replaced("Optimizer.build", replicas="")  # Keeps state as replicas need it.
+GRADIENT = Replaced(
+    "GradientTape.gradient",
+    trial="recorded",  # Notes what is differentiated; gradients are zeros.
+    replicas="",  # Exchanges gradients in the user's own step.
+)
+LAYER = Replaced(
+    "Layer.__call__",
+    plan="planned",  # Records which layers one call of a model enters.
+    trial="recorded",  # Records which layers the step calls.
+    view="view",  # Hands the layer this replica's rows.
+    xla="xla",  # Compiles the layer, where the step's layers are pieces.
+)
+FUNCTION = Replaced("Function.__call__", step="inlines")  # A tf.function becomes a part of the step.
+REDUCE = Replaced("reduce_weighted_values", replicas="")  # A mean is one over the whole batch.
+SEED = Replaced("SeedGenerator.next", replicas="")  # Replicas draw for themselves.
+OPERATION_SEED = Replaced("get_seed", view="view")  # Between layers, replicas draw the same.
+REMAT = Replaced("remat", toolkit="")  # Keeps only a layer's arguments for the backward pass.
+TAKE = Replaced("take", servers="")  # Looks rows up on parameter servers, also in the user's own loop.
+
+MODEL = Replaced("Trainer.__init__", strategies="")  # Gives a model methods of its own.
+EPOCH_ITERATOR = Replaced(
+    "TFEpochIterator.__init__",
+    launcher="",  # Learns the size of a batch.
+    strategies="",  # Learn what Keras reads.
+)
+SET_MODEL = Replaced(
+    "CallbackList.set_model",
+    served="",  # Refuses to train in a task that serves a chief.
+    launcher="",  # Learns of steps and epochs.
+    strategies="",  # Have callbacks write on the chief alone.
+)
+SAVE_CHECKPOINT = Replaced("TrackableSaver.save", workers="")  # Writes aside and renames.
+DEVICE_DATASET = Replaced("_create_device_dataset", mirrored="")  # Turns tf.data's tuning off.
