@@ -4,7 +4,7 @@
 
 wrapped     replaced for the whole process (`replaced`)
 added       a class is given methods that it lacks
-attached    an object of our strategies has a method of its own (`wrapping.attach`)
+attached    an object of our strategies has its own method (`wrapping.attach`)
 meanwhile   replaced for the time of a call (`wrapping.instead`)
 called      a private method that is called on an object
 imported    taken from a private path, by its name in `private`

@@ -20,7 +20,7 @@ class Replaced:
     """A function of Keras's or TensorFlow's that is replaced for the process, once, when somebody is to answer for it.
 
     A call goes to the first of those in `answers` who is there and whose turn it is, in the order in which they are
-    written. It is given whoever comes next in the place of the original function.
+    written. It is given the next one of them in the place of the original function.
 
     Args:
         names: What it is called in the table, such as "Optimizer.apply"; several for methods of the same parameters.
@@ -39,7 +39,7 @@ class Replaced:
         """Has these functions answer from now on; a second time changes nothing.
 
         Args:
-            functions: By the names given above: takes whoever comes next, then the arguments of the call.
+            functions: By the names given above: takes the next one, or the original function, then the call's arguments.
 
         Raises:
             RequestError: There is no such function in the Keras or TensorFlow that is installed.
