@@ -196,7 +196,7 @@ def test_a_message_says_how_many_exchange_and_how_to_turn_it_off(four_devices, c
 class InBranch(L.Layer):
     def __init__(self):
         super().__init__()
-        self.norm = L.BatchNormalization(momentum=0.0, name="norm")
+        self.norm = L.BatchNormalization(momentum=0.8)
 
     def build(self, shape):
         self.norm.build(shape)
@@ -205,10 +205,31 @@ class InBranch(L.Layer):
         return tf.cond(tf.shape(x)[1] > 0, lambda: self.norm(x, training=training), lambda: x)
 
 
-def test_in_a_branch_each_replica_normalises_its_own_share_and_it_is_averaged(four_devices, caplog):
-    model, _ = trained(lambda: dense(InBranch()), ROWS[:8], mirrored(four_devices), batch=8)
+def test_in_a_branch_of_a_layer_that_sees_the_whole_batch_it_is_one_devices(four_devices, caplog):
+    found, wanted = (trained(lambda: dense(InBranch()), ROWS, each)[1] for each in (mirrored(four_devices, 3), None))
+    same(found, wanted, 2e-5)
+    assert "where replicas can't exchange" not in caplog.text
+
+
+class Cell(L.Layer):
+    state_size = output_size = 3
+
+    def __init__(self):
+        super().__init__()
+        self.norm = L.BatchNormalization(momentum=0.0, name="norm")
+
+    def build(self, shape):
+        self.norm.build(shape)
+
+    def call(self, x, states, training=None):
+        found = self.norm(x, training=training) + states[0]
+        return found, [found]
+
+
+def test_in_a_loop_each_replica_normalises_its_own_share_and_it_is_averaged(four_devices, caplog):
+    model, _ = trained(lambda: dense(L.RNN(Cell()), shape=(1, 3)), SERIES[:8, :1], mirrored(four_devices), batch=8)
     assert caplog.text.count("norm is called in a branch, a loop or a function") == 1
-    statistics = model.layers[0].norm.moving_variance
+    statistics = model.layers[0].cell.norm.moving_variance
     np.testing.assert_allclose(statistics, (ROWS[:4].var(0) + ROWS[4:8].var(0)) / 2, rtol=1e-5)
 
 
@@ -240,6 +261,18 @@ def test_a_loss_that_is_differentiated_twice(four_devices):
         model(ROWS[:2].astype("float32"))
         return model
 
+    found, wanted = trained(build, ROWS, mirrored(four_devices, 3))[1], trained(build, ROWS)[1]
+    same(found, wanted, 2e-5)
+
+
+class HalfMoments(L.BatchNormalization):
+    def _moments(self, inputs, mask):
+        mean, variance = super()._moments(inputs, mask)
+        return mean / 2, variance * 2
+
+
+def test_moments_of_a_class_of_ones_own_stay(four_devices):
+    build = lambda: dense(HalfMoments())  # noqa: E731
     found, wanted = trained(build, ROWS, mirrored(four_devices, 3))[1], trained(build, ROWS)[1]
     same(found, wanted, 2e-5)
 

@@ -81,7 +81,9 @@ def weigh_moments(model: Any, context: tf.distribute.ReplicaContext) -> None:
     """Makes layers normalise the whole batch in a step of `fit`, and weights the gradients of their other sums."""
     attach(context, all_reduce=_all_reduce)
     for layer in normalisations(model):
-        if normalises_batch(layer, this_step.options):
+        # A class with moments of its own isn't known to compute by row, and is given the whole batch.
+        of_keras = type(layer)._moments is keras.layers.BatchNormalization._moments
+        if of_keras and normalises_batch(layer, this_step.options):
             attach(layer, _moments=_moments)
 
 
