@@ -86,6 +86,8 @@ note("steps_per_execution", made, made.fit(dataset(), epochs=2, verbose=0))
 made = model()
 note("class_weight", made, made.fit(X, Y, batch_size=20, class_weight={0: 1.0, 1: 2.0}, **plain))
 made = model(normalised=True)
+note("normalised", made, made.fit(X, Y, batch_size=20, validation_data=(X[:41], Y[:41]), **plain))
+made = model(normalised=True)
 callbacks = [
     keras.callbacks.ModelCheckpoint(str(directory / "best" / "{epoch}.keras")),
     keras.callbacks.ModelCheckpoint(str(directory / "newest.weights.h5"), save_weights_only=True, save_freq=2),

@@ -13,13 +13,12 @@ import keras
 import numpy as np
 
 from toolkit.strategies.options import GradientExchange, Options, set_options
-from toolkit.strategies.step import collectives, overlap, share
+from toolkit.strategies.step import collectives, overlap
 
 WAYS = {
     "without overlap": {"bytes_per_pack": 0, "order": False},
     "chosen": {},
     "small packs": {"bytes_per_pack": 256},
-    "moments as Keras exchanges them": {"moments": False},
     "by TensorFlow's all-reduce": {"bytes_per_pack": 256, "long": 0},
     "several steps": {"bytes_per_pack": 256, "steps_per_execution": 3},
     "eager": {"bytes_per_pack": 256, "run_eagerly": True},
@@ -40,13 +39,11 @@ def network():
 def main():
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 20, (24, 6)), generator.normal(size=(24, 1)).astype("float32")
-    seen, kept, together, long = {}, overlap.weights_first, share._moments, collectives._LONG
+    seen, kept, long = {}, overlap.weights_first, collectives._LONG
     for way, given in WAYS.items():
         arguments = dict(given)
         overlap.weights_first = kept if arguments.pop("order", True) else (lambda _: None)
         collectives._LONG = arguments.pop("long", long)
-        one_by_one = not arguments.pop("moments", True)
-        share._moments = (lambda original, *given: original(*given)) if one_by_one else together
         how = {key: arguments.pop(key) for key in ("steps_per_execution", "run_eagerly") if key in arguments}
         set_options(strategy, Options(gradients=GradientExchange(**arguments)))
         with strategy.scope():

@@ -9,8 +9,8 @@ import processes
 import pytest
 
 SCRIPT = pathlib.Path(__file__).with_name("fit_kinds.py")
-# What a single process and several must agree on; batch normalisation that isn't synchronised can't.
-SAME = ["numpy", "tf.data", "class_weight", "tables"]
+# What a single process and several must agree on.
+SAME = ["numpy", "tf.data", "class_weight", "tables", "normalised"]
 OTHERS = ["steps_per_execution", "callbacks", "loss scale"]
 
 

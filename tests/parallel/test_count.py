@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from toolkit import models
 from toolkit.errors import ModelError
-from toolkit.parallel import costs
+from toolkit.parallel import Setting, costs
+from toolkit.parallel.plan.step_cost import REPLICATED, exchanges
 
 L = keras.layers
 
@@ -286,3 +287,19 @@ def raising():
 def test_a_model_that_cannot_be_counted_is_refused(model, says):
     with pytest.raises(ModelError, match=says):
         costs(model())
+
+
+@pytest.mark.parametrize(
+    ("settings", "statistics", "counted"),
+    [
+        ({}, "batch", 2),
+        ({}, "replica", 0),
+        ({"synchronized": True}, "replica", 2),
+        ({"trainable": False}, "batch", 0),
+    ],
+)
+def test_what_a_normalisation_exchanges(settings, statistics, counted):
+    (cost,) = costs(keras.Sequential([keras.Input((8, 8, 5)), L.BatchNormalization(**settings)]))
+    setting = Setting(replicas=2, global_batch=8, batch_statistics=statistics)
+    found = [each for each in exchanges(cost, REPLICATED, setting) if each.kind == "activations"]
+    assert [each.received for each in found] == [8 * (2 * 5 + 1)] * counted, "float64, a message each way"

@@ -161,7 +161,7 @@ def test_batches_smaller_than_the_replicas_are_one_devices(name, replicas, four_
 
 
 def test_statistics_of_a_replica_without_examples_stay(four_devices):
-    with strategies.create("mirrored", devices=four_devices).scope():
+    with strategies.create("mirrored", devices=four_devices, batch_statistics="replica").scope():
         norm = keras.layers.BatchNormalization(momentum=0.9)
         model = keras.Sequential([keras.Input((4,)), norm, keras.layers.Dense(1)])
         model.compile(sgd(), "mse")

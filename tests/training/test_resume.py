@@ -359,7 +359,7 @@ def test_statistics_of_which_each_replica_has_its_own_go_on_where_they_were(tmp_
     def run(directory, *callbacks, resume=False):
         keras.utils.set_random_seed(1)
         x = np.random.default_rng(0).normal(size=(80, 6)).astype("float32")
-        with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        with strategies.create("mirrored", devices=four_devices[:2], batch_statistics="replica").scope():
             layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
             model = keras.Sequential([keras.Input((6,)), *layers])
             model.compile("adam", "mse")

@@ -51,6 +51,7 @@ def train_ways(
         slots=slots,
         shards=mesh.mesh_of(strategy).shards,
         optimizer_state="sharded" if values.shard_optimizer else "replicated",
+        batch_statistics=values.batch_statistics,
     )
     machine = parallel.measure(
         plain, strategy, global_batch=batches.global_batch_size, optimizer=optimizer(), slots=slots

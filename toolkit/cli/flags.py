@@ -8,7 +8,14 @@ resume is recorded by `from_flags.open_run`: all flags that a recipe defines its
 from absl import flags
 
 from toolkit.strategies import GradientExchange, LocalSteps
-from toolkit.strategies.options import COMMUNICATIONS, COMPRESSIONS, DTYPES, PLACEMENTS, ParameterServerOptions
+from toolkit.strategies.options import (
+    BATCH_STATISTICS,
+    COMMUNICATIONS,
+    COMPRESSIONS,
+    DTYPES,
+    PLACEMENTS,
+    ParameterServerOptions,
+)
 
 # The order of `--help`: a group's title, and its flags, each with the placeholder for its value.
 _GROUPS = {
@@ -19,7 +26,7 @@ _GROUPS = {
     "soft_placement log_placement native_logs",
     "Several processes": "cluster=FILE task=TASK start_timeout=SECONDS communication",
     "Exchange": "gradient_dtype activation_dtype bytes_per_pack=BYTES gradient_compression gradient_rank=N "
-    "gradient_start_step=N local_steps=N local_outer_momentum=M local_outer_rate=RATE",
+    "gradient_start_step=N local_steps=N local_outer_momentum=M local_outer_rate=RATE batch_statistics",
     "Parameter servers": "synchronous max_staleness=N steps_per_dispatch=N variables",
     "Shards": "shards=N min_shard_kib=KIB shard_optimizer",
 }
@@ -123,6 +130,13 @@ def define_gradients(*, between_processes: bool = True) -> None:
         "bytes_per_pack", None, "Gradients are exchanged in packs of at most this size; 0 makes one. Default: 512 KiB."
     )
     flags.DEFINE_boolean("shard_optimizer", False, "Split the optimizer's state over the replicas (ZeRO 1).")
+    flags.DEFINE_enum(
+        "batch_statistics",
+        "batch",
+        list(BATCH_STATISTICS),
+        "batch: BatchNormalization normalises the whole batch. replica: each replica normalises its own share. Other "
+        "numbers than one device's.",
+    )
 
 
 def define_devices() -> None:
@@ -198,7 +212,8 @@ def exchanges() -> dict:
             outer_rate=values["local_outer_rate"].value,
             outer_momentum=values["local_outer_momentum"].value,
         )
-    return {"gradients": gradients, "optimizer_state": state, **others}
+    statistics = values["batch_statistics"].value
+    return {"gradients": gradients, "optimizer_state": state, "batch_statistics": statistics, **others}
 
 
 def parameter_servers() -> ParameterServerOptions:

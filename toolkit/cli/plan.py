@@ -31,7 +31,7 @@ from toolkit.models import NAMES
 from toolkit.parallel import Link, Machine, Plan, Setting, choose_within, costs, slots_of
 from toolkit.parallel.plan.choose import milliseconds, size_in_words
 from toolkit.parallel.plan.step_cost import DEVICES, LEAST_STEP, bandwidth, device, memory_of
-from toolkit.strategies.options import DTYPES
+from toolkit.strategies.options import BATCH_STATISTICS, DTYPES
 
 __doc__ = __doc__.replace("{models}", ", ".join(NAMES))
 
@@ -100,6 +100,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shard_optimizer", action="store_true", help="split the optimizer's state (its slots) over replicas"
     )
     what.add_argument(
+        "--batch_statistics",
+        choices=BATCH_STATISTICS,
+        default="batch",
+        help="what BatchNormalization normalises: the whole batch, or each replica its own share [batch]",
+    )
+    what.add_argument(
         "--slots",
         type=int,
         metavar="N",
@@ -141,6 +147,7 @@ def run(arguments: argparse.Namespace) -> None:
         slots=slots_of(model) if arguments.slots is None else arguments.slots,
         shards=arguments.shards,
         optimizer_state="sharded" if arguments.shard_optimizer else "replicated",
+        batch_statistics=arguments.batch_statistics,
     )
     if strategy is None:
         machine = Machine(name=name, speed=speed, memory=memory, inside=inside, fixed=LEAST_STEP)

@@ -127,8 +127,7 @@ class Batches:
     def test(self) -> Any:
         """Returns all test examples once, distributed. The last batch may be smaller.
 
-        Every replica gets at least one example of every batch: layers such as BatchNormalization
-        fail on an empty one.
+        Every replica gets at least one example of every batch: some layers fail on an empty one.
         """
         if hasattr(self.strategy, "numbered"):
             return self.strategy.numbered(self.test_dataset(), self._test_batch, count=self._test_batches)

@@ -2,7 +2,7 @@
 
 A batch may have fewer examples than there are replicas. A replica without one is given a copy of the batch's last
 example, so that whatever a script does with it is defined: a mean, a maximum, `x[0]`. Beside it stands that its share
-has no rows, and the step makes it count for nothing (`state_of_own` in `step/share.py`).
+has no rows, and the step makes it count for nothing (`state_of_own` in `step/train_step.py`).
 
 Each worker reads the whole data set and keeps its share of every batch, so that the examples of a step are one
 device's. What costs is rarely the reading: it is the functions that `map` calls for each example. So a chain such as

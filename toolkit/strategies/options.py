@@ -16,6 +16,7 @@ COMMUNICATIONS = ("auto", "nccl", "ring")  # How processes exchange tensors.
 DTYPES = ("float32", "float16", "bfloat16")
 COMPRESSIONS = ("none", "powersgd")
 OPTIMIZER_STATES = ("replicated", "sharded")  # Whether each replica has all of an optimizer's slots.
+BATCH_STATISTICS = ("batch", "replica")  # By which BatchNormalization normalises in a step of `fit`.
 PLACEMENTS = ("round_robin", "balanced", "sharded")  # Of variables on parameter servers.
 _ATTRIBUTE = "_toolkit_options"
 
@@ -128,6 +129,8 @@ class Options:
         local: How they train by themselves; None where they don't.
         optimizer_state: "replicated", or "sharded": each replica keeps its part of an optimizer's state.
         shards: How many replicas hold one copy of sharded layers; None for all.
+        batch_statistics: "batch": BatchNormalization normalises the whole batch in a step of `fit`, and replicas
+            exchange sums for it; "replica": each replica normalises its own share.
 
     Raises:
         StrategyError: A value is of another kind, or out of its range.
@@ -137,6 +140,7 @@ class Options:
     local: LocalSteps | None = None
     optimizer_state: str = "replicated"
     shards: int | None = None
+    batch_statistics: str = "batch"
 
     def __post_init__(self) -> None:
         for name, kind, such in (
@@ -148,6 +152,8 @@ class Options:
                 raise _wrong(name, value, f"it must be a {kind.__name__}", f"{name}=toolkit.strategies.{such}")
         state = self.optimizer_state
         StrategyError.check_choice(state, OPTIMIZER_STATES, asked=f"optimizer_state={state!r}")
+        statistics = self.batch_statistics
+        StrategyError.check_choice(statistics, BATCH_STATISTICS, asked=f"batch_statistics={statistics!r}")
 
 
 def set_options(strategy: "tf.distribute.Strategy", options: Options) -> None:

@@ -41,6 +41,7 @@ def create(
     shards: int | None = None,
     optimizer_state: str = "replicated",
     local: LocalSteps | None = None,
+    batch_statistics: str = "batch",
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
@@ -69,6 +70,10 @@ def create(
             part of the optimizer's slots for layers that every replica has (ZeRO stage 1, arXiv 1910.02054).
         local: How replicas train by themselves and average every so many steps, under mirrored and multi_worker; None
             for an exchange of gradients in each step.
+        batch_statistics: "batch": in a step of `fit`, BatchNormalization normalises the whole batch, as on one device,
+            under mirrored and multi_worker; each such layer sends one message forward and one backward. "replica":
+            each replica normalises its own share, unless the layer has `synchronized=True`, and moving statistics are
+            averaged at an epoch's end. That is faster, and has other numbers than one device.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
@@ -81,7 +86,13 @@ def create(
     """
     StrategyError.check_choice(name, NAMES, asked=f"strategy {name!r}", found="there is no strategy of that name")
     exchange = GradientExchange() if gradients is None else gradients
-    options = Options(gradients=exchange, local=local, optimizer_state=optimizer_state, shards=shards)
+    options = Options(
+        gradients=exchange,
+        local=local,
+        optimizer_state=optimizer_state,
+        shards=shards,
+        batch_statistics=batch_statistics,
+    )
     check_together(options)
     _check_backend()
     from toolkit.strategies.upstream import table
@@ -207,6 +218,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         - mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
           copy of a model with sharded layers, and how many times.
         - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
+        - batch_statistics: "replica", only where each replica normalises its own share of a batch.
         - compression: Such as "powersgd, rank 4"; only where gradients are compressed.
         - local_steps: The `LocalSteps`, by name; only where replicas train by themselves.
         - communication: "nccl" or "ring", by which processes exchange tensors; under multi_worker only.
@@ -234,6 +246,8 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         if is_toolkit_strategy(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
             described["optimizer_state"] = options_of(strategy).optimizer_state
+            if (statistics := options_of(strategy).batch_statistics) != "batch":
+                described["batch_statistics"] = statistics
             if (local := options_of(strategy).local) is not None:
                 described["local_steps"] = dataclasses.asdict(local)
             if (exchange := options_of(strategy).gradients).compression != "none":

@@ -43,7 +43,8 @@ class LayerCost:
         whole: Elements of its trained weights that every replica has in full, split by inputs or heads: a bias of the
             sums.
         passes_gradient: Something before it is trained, so that gradients go on through it.
-        statistics: Elements that it sums over replicas, forward and again backward.
+        statistics: Elements that it sums over replicas, forward and again backward, of the whole batch's statistics.
+        synchronized: Whether it does so even if each replica normalises its own share.
         kept: Bytes that one example has from forward to backward.
         block: The outermost layer that it is in, models aside, or itself, by name: what can be computed again as one.
         inside: Bytes of `kept` that nothing but its block reads forward.
@@ -71,6 +72,7 @@ class LayerCost:
     whole: int = 0
     passes_gradient: bool = True
     statistics: int = 0
+    synchronized: bool = False
     kept: float = 0.0
     block: str = ""
     inside: float = 0.0
@@ -164,6 +166,7 @@ def _cost(name: str, layer: Any, seen: Trace) -> LayerCost:
         multiply_adds=multiplied // seen.examples,
         elementwise="inputs" in division.get("splits", ()) and acts_elementwise(layer.activation),
         statistics=_statistics(layer),
+        synchronized=getattr(layer, "synchronized", False),
         **(division if trained else {}),
     )
 
@@ -184,8 +187,10 @@ def _elements(tensors: Sequence) -> int:
 
 
 def _statistics(layer: Any) -> int:
-    if type(layer).__name__ == "BatchNormalization" and getattr(layer, "synchronized", False):
-        return 2 * math.prod(layer.moving_mean.shape) + 1  # Sums, sums of squares, and their counts.
+    import keras
+
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        return 2 * math.prod(layer.moving_mean.shape) + 1  # Sums, sums of squares, and their count.
     return 0
 
 

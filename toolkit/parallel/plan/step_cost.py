@@ -208,6 +208,8 @@ class Setting:
         optimizer_state: "replicated", or "sharded" where each replica keeps the slots of its part.
         micro_steps: How many parts a replica's batch is computed in, whose gradients are added up.
         recompute: Whether what only a block reads is computed again in the backward pass, instead of kept until then.
+        batch_statistics: "batch" where BatchNormalization normalises the whole batch; "replica" for each replica's
+            share.
     """
 
     replicas: int
@@ -220,6 +222,7 @@ class Setting:
     optimizer_state: str = "replicated"
     micro_steps: int = 1
     recompute: bool = False
+    batch_statistics: str = "batch"
 
     @property
     def per_replica_batch(self) -> float:
@@ -259,6 +262,7 @@ def updated_bytes(layer: LayerCost, choice: Choice, setting: Setting) -> float:
 
 # Bytes per element in float32; activations and gradients otherwise keep their dtype.
 _SHORT = {"float16": 2, "bfloat16": 2}
+_EXACT = 8  # Bytes of an element of a batch's statistics, which travel in float64.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +298,8 @@ def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchan
         parts_alike = all_reduce("gradients", setting.micro_steps * parts * size, replicas // group)
         found.append(dataclasses.replace(parts_alike, among="groups"))
     # Elements that are summed in the forward pass, and elements of gradients that are summed in the backward pass.
-    found += [all_reduce("activations", layer.statistics * layer.activation_bytes, replicas)] * 2
+    if setting.batch_statistics == "batch" or layer.synchronized:
+        found += [all_reduce("activations", layer.statistics * _EXACT, replicas)] * 2
     if choice.split is not None:
         found += [dataclasses.replace(each, among="group") for each in _within_group(layer, choice, setting)]
     return [each for each in found if each.received]

@@ -22,7 +22,9 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.batches import Part
+from toolkit.strategies.options import options_of
 from toolkit.strategies.step import trial
+from toolkit.strategies.step.moments import normalisations, normalises_batch
 from toolkit.strategies.upstream.attributes import layers_below, layers_within
 from toolkit.strategies.variables import optimizers_of
 
@@ -33,7 +35,7 @@ _ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras's placeholders for missing
 
 
 def check(model: Any, batch: int | None) -> None:
-    """Warns once of numbers that differ from one device's, and refuses what can't be divided.
+    """Says once which layers normalise the whole batch, and refuses what can't be divided.
 
     Args:
         model: A model of one of our strategies.
@@ -52,14 +54,25 @@ def check(model: Any, batch: int | None) -> None:
 
 
 def _note_statistics(model: Any) -> None:
-    """Warns once of layers whose numbers differ from one device's because each replica normalises its own share."""
-    layers = [each for each in layers_within(model) if isinstance(each, keras.layers.BatchNormalization)]
-    names = [each.name for each in layers if each.trainable and not each.synchronized]
+    """Says once how many layers exchange sums, or whose numbers differ from one device's because they don't."""
     object.__setattr__(model, _NOTED, True)
+    options = options_of(model.distribute_strategy)
+    layers = [each for each in normalisations(model) if each.trainable]
+    if options.local is not None:  # `exchange_schedule` says what that means.
+        return
+    count = sum(normalises_batch(each, options) for each in layers)
+    if count:
+        _LOG.info(
+            "%d BatchNormalization layer%s the whole batch: in each step replicas exchange its sums, in one "
+            'message forward and one backward. create(batch_statistics="replica") leaves each replica its own share',
+            count,
+            " normalises" if count == 1 else "s normalise",
+        )
+    names = [each.name for each in layers if not normalises_batch(each, options)]
     if names:
         _LOG.warning(
-            "%s: each replica normalises its own share of a batch. BatchNormalization("
-            "synchronized=True) has one device's numbers",
+            '%s: each replica normalises its own share of a batch. create(batch_statistics="batch") has one device\'s '
+            "numbers",
             f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0],
         )
 

@@ -24,6 +24,7 @@ from toolkit.strategies.fit.models import prepare
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.step.local_steps import agree
+from toolkit.strategies.step.moments import may_differ
 from toolkit.strategies.step.sharded_variable import (
     ReplicaShardedVariable,
     drop_snapshots,
@@ -179,7 +180,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
         agree(self.model)
         if self._watch is not None:
             self._watch.compare(f"epoch {epoch + 1:,}")
-        if self._replicated:
+        if self._replicated and may_differ(self.model):
             average_statistics(self.model)
         if self._order is not None:
             self._order.compare_epoch(epoch + 1)
@@ -214,7 +215,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
 
     def _begin_reading(self) -> None:
         agree(self.model)
-        if self._replicated and self.model.built:
+        if self._replicated and self.model.built:  # A loop of the script's own may have trained.
             average_statistics(self.model)
         if self._shared and self.model.built and not self._training:  # `fit` has looked before it trained.
             check_equal_weights(self.model)

@@ -25,6 +25,7 @@ from toolkit.strategies.processes.agreement import (
 )
 from toolkit.strategies.step.exchanges import own_variables
 from toolkit.strategies.step.local_steps import agrees
+from toolkit.strategies.step.moments import normalisations, statistics_of
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables import variables_of
 
@@ -52,8 +53,10 @@ def check_equal_weights(model: keras.Model) -> None:
     """
     variables: list[Any] = []
     sharded: list[Any] = []
-    # A run may continue in the middle of an epoch, until the end of which replicas may have their own.
-    own = {id(each) for each in own_variables(model)}
+    # A run may continue in the middle of an epoch, until the end of which replicas may have their own; and a loop of
+    # the script's own, in which each normalises its own share, may have trained before.
+    statistics = (variable for layer in normalisations(model) for variable in statistics_of(layer))
+    own = {id(each) for each in (*own_variables(model), *statistics)}
     for variable in (each for each in variables_of(model) if id(each) not in own):
         (sharded if isinstance(variable, ReplicaShardedVariable) else variables).append(variable)
     # By number: the counters in Keras's paths (`conv2d_3`) depend on what else a process has built.
@@ -286,8 +289,8 @@ def _pieces(values: Sequence[tf.Tensor]) -> Iterator[tf.Tensor]:
 def average_statistics(model: keras.Model) -> None:
     """Sets a model's statistics, such as BatchNormalization's moving ones, to their mean over all replicas.
 
-    Keras lets each replica update its own copy from its own examples, and they drift apart. Only
-    variables that do differ are sent. It is a collective.
+    Where each replica normalises its own share of a batch, it updates its own copy from its own examples, and they
+    drift apart. Only variables that do differ are sent. It is a collective.
     """
     strategy = model.distribute_strategy
     others = (v for v in model.non_trainable_variables if not isinstance(v, ReplicaShardedVariable))  # Such as frozen.

@@ -5,6 +5,7 @@ a step is found while it is traced for one worker's share (`RoundShare`, `ShareS
 worker, one after another.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from toolkit.strategies.step.trial import shown
 from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import assigns_others, derives_from, outside
 
+_LOG = logging.getLogger(__name__)
 _EXAMPLES = "/examples"  # The entry among a share's logs with the number of its examples.
 # What shares store: gradients and what a normalisation averages, whose weighted mean counts, and what is the same.
 _GRADIENTS, _AVERAGES, _SAME = "gradients", "averages", "same"
@@ -66,6 +68,7 @@ class Rounds:
         for layer in normalised:
             if layer.synchronized and layer.trainable:
                 self.note(f"{layer.name} normalises over the whole batch")
+        own = [each.name for each in normalised if each.trainable and not self._order]
         averages = {id(v) for layer in normalised for v in layer.non_trainable_variables}
         assigned: list[int] = []
 
@@ -117,6 +120,12 @@ class Rounds:
         mine = [each.handle for rows in self._rows.values() for each in rows]
         if assigns_others(function.graph, mine):
             self.note("it assigns a tf.Variable")
+        if own and self.undivided is None:
+            _LOG.warning(
+                "%s: each worker of a round normalises its own share of a batch. With BatchNormalization("
+                "synchronized=True) one worker computes each whole batch, which has one device's numbers",
+                f"{own[0]} and {len(own) - 1} more" if len(own) > 1 else own[0],
+            )
         return function, assigned
 
     def note(self, why: str) -> None:

@@ -11,7 +11,8 @@ trusted       what of Keras's computes each example for itself, as is known with
 xla           what XLA compiles of a step, in pieces between exchanges
 sharded_variable  a variable of which each replica has a part
 trial         a step on tensors without values, and whether a replica's rows are enough for it
-share         each replica's share of a batch, and losses, means and statistics weighted by it
+share         each replica's share of a batch, and losses and means weighted by it
+moments       means and variances of the whole batch, by which layers normalise
 view          a step that sees the whole batch, and layers that compute this replica's rows of it
 whole_batch   losses and metrics that don't follow from those of a batch's parts
 gradients     gradients on their way to all replicas, and their sum

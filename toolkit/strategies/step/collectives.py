@@ -96,7 +96,9 @@ def all_reduce(x: tf.Tensor, *, among: Among = Among.ALL, dtype: tf.DType | None
         return _within_process(x, among, lambda values, _: _sum(_sent(values, dtype), x.dtype))
     if count == 2 and _adds_on_the_way(x, dtype):
         return tf.reshape(_collective(ring_sum, tf.reshape(x, [-1]), among), tf.shape(x))
-    if count == 2:  # Each needs only the other's: half the rounds of a reduce-scatter and a gather, for as many bytes.
+    # Half the rounds of a reduce-scatter and a gather. Of two replicas each needs only the other's, and of a short
+    # tensor a few more bytes take less time than a round.
+    if count == 2 or (x.shape.num_elements() or _LONG) * x.dtype.size * count <= _LONG:
         return tf.reshape(tf.reduce_sum(_gather(tf.reshape(x, [1, -1]), among, dtype), 0), tf.shape(x))
     flat = tf.reshape(x, [-1])
     size = tf.size(flat)

@@ -13,9 +13,9 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import local_steps
 from toolkit.strategies.step.local_steps import Averaging, velocities_of
+from toolkit.strategies.step.moments import normalisations
 from toolkit.strategies.step.powersgd import check_smaller, send_all
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.upstream.attributes import layers_below
 from toolkit.strategies.upstream.train_function import Around, StepFunction
 from toolkit.strategies.variables import optimizers_of
 
@@ -34,9 +34,11 @@ def _averaging(model: keras.Model) -> Averaging:
             found="a sharded layer exchanges activations in each step, and replicas that train by themselves nothing",
             remedy="Leave one of the two out",
         )
-    layers = layers_below(model)
-    if any(isinstance(each, keras.layers.BatchNormalization) and each.synchronized for each in layers):
-        _LOG.warning("In local steps each replica normalises by itself, as if BatchNormalization weren't synchronized")
+    if any(each.trainable for each in normalisations(model)):
+        _LOG.warning(
+            "In local steps each replica normalises its own share of a batch, also where BatchNormalization is "
+            "synchronized"
+        )
     return Averaging(
         model,
         local,

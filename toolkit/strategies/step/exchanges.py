@@ -14,10 +14,10 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.step import local_steps, overlap
 from toolkit.strategies.step.accumulation import Later
 from toolkit.strategies.step.gradients import Exchange, Gradients, Sum
+from toolkit.strategies.step.moments import own_statistics
 from toolkit.strategies.step.powersgd import Compressed
 from toolkit.strategies.step.sharded_optimizer import ScatteredSum, Shards
 from toolkit.strategies.step.sharded_variable import ReplicaCopies
-from toolkit.strategies.step.share import own_statistics
 from toolkit.strategies.variables import optimizers_of
 
 # A gradient takes the first that chooses it. Checkpoints number their state from the last one's to the first one's.

@@ -14,15 +14,14 @@ reason.
 Keras has no public hook for it: `reduced_values` answers in the place of its reduction.
 `tests/strategies/test_losses.py` fails when it changes.
 
-After that stand means in one's own loop (`batch_mean`), Keras's reductions, replicas without examples, the losses that
-layers add, and synchronised normalisations.
+After that stand means in one's own loop (`batch_mean`), Keras's reductions, and the losses that layers add.
 """
 
 import contextlib
 import copy
 import dataclasses
 from collections import UserList
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -32,12 +31,10 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, replica_count
 from toolkit.strategies.step import collectives
-from toolkit.strategies.step.collectives import joined
 from toolkit.strategies.step.rows import ALIKE, Of, Rows, mean_of_rows
 from toolkit.strategies.step.trial import calling
 from toolkit.strategies.upstream import private
 from toolkit.strategies.upstream.attributes import layers_within
-from toolkit.strategies.upstream.wrapping import attach
 
 _BYTES = [bytes([code]) for code in range(256)]
 
@@ -447,33 +444,6 @@ def _divisor(sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> tf.Te
     return tf.stop_gradient(own)
 
 
-# What a replica keeps of a step for which it has no examples: nothing.
-#
-# A batch may have fewer examples than there are replicas (`batches.py`). A replica without one computes with
-# a copy of another's, so that no mean is 0 / 0, and its share is zero: gradients, losses, logs and exchanges leave it
-# out. What is left is the state that belongs to a replica alone, metrics and statistics of a normalisation. It is set
-# back.
-
-
-@contextlib.contextmanager
-def state_of_own(model: Any, share: Share) -> Iterator[None]:
-    """A context for a step, after which metrics and statistics are as before if the replica has no examples."""
-    held = [] if share.has_own is None else [*model.metrics_variables, *own_statistics(model)]
-    before = [tf.convert_to_tensor(each) for each in held]
-    yield
-    for variable, value in zip(held, before, strict=True):
-        if variable.aggregation != "only_first_replica":  # That of the whole batch, which each replica has.
-            variable.assign(tf.where(share.has_own, tf.convert_to_tensor(variable), value))
-
-
-def own_statistics(model: Any) -> list:
-    """Returns the moving statistics that each replica updates from its own examples, until they are averaged."""
-    layers = [each for each in layers_within(model) if isinstance(each, keras.layers.BatchNormalization)]
-    return [
-        v for each in layers if each.built and not each.synchronized for v in (each.moving_mean, each.moving_variance)
-    ]
-
-
 # The losses that layers add, by replica: the replicas of a process are threads that take turns.
 #
 # Keras keeps it in a list of each layer's. In layers of a model of several replicas that list is one in which every
@@ -514,79 +484,3 @@ def clear_losses(original: Callable, model: Any) -> None:
     if this_step.strategy is not None:
         keep_losses_apart(model)
     original(model)
-
-
-# Means and variances of a synchronised normalisation, with one exchange forward and one backward.
-#
-# Keras sums three tensors over the replicas one after the other, and their gradients too: sums, sums of squares, and
-# how many there are. Between processes, where each exchange costs a millisecond or more, they travel together here,
-# with the number once instead of for each feature. Devices of one process have Keras's way. In a step of `fit` either's
-# gradient is weighted by the replicas' shares.
-
-
-def weigh_moments(model: Any, context: tf.distribute.ReplicaContext) -> None:
-    """Weights the gradients of sums over replicas in layers in a step of `fit`, and packs them together."""
-    attach(context, all_reduce=_all_reduce)
-    for layer in layers_within(model):
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            attach(layer, _moments=_moments)
-
-
-def _moments(original: Callable, layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    if mask is not None:
-        return original(layer, x, mask) if this_step.count == 1 else _moments_of_masked(layer, x, mask)
-    if not this_step.exchanges_overlap:
-        return original(layer, x, mask)
-    context = tf.distribute.get_replica_context()
-    given, axes = x.dtype, layer._reduction_axes
-    if given.size == 2:  # As Keras does, because squares overflow it.
-        x = tf.cast(x, tf.float32)
-    sums = tf.reduce_sum(x, axes, keepdims=True)
-    squares = tf.reduce_sum(tf.square(x), axes, keepdims=True)
-    count = tf.cast(tf.size(x), x.dtype) / tf.cast(tf.size(sums), x.dtype)
-    flat, split = joined([sums, squares, count])
-    *totals, count = split(context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
-    # As Keras computes them: the variance is E(x^2) - E(x)^2.
-    mean, square = (tf.math.divide_no_nan(total, count) for total in totals)
-    variance = tf.maximum(square - tf.square(mean), 0.0)
-    if given.size == 2:
-        half = tf.float16
-        mean, variance = (tf.cast(tf.clip_by_value(each, half.min, half.max), given) for each in (mean, variance))
-    return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
-
-
-def _moments_of_masked(layer: Any, x: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns means and variances over what a mask leaves of the whole batch, for which Keras sums nothing."""
-    context, axes = tf.distribute.get_replica_context(), layer._reduction_axes
-    mask = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), tf.bool), tf.shape(x))
-
-    def totals(*values: tf.Tensor) -> list[tf.Tensor]:
-        flat, split = joined([tf.reduce_sum(each, axes, keepdims=True) for each in values])
-        return split(context.all_reduce(tf.distribute.ReduceOp.SUM, flat))
-
-    total, count = totals(tf.where(mask, x, 0), tf.cast(mask, x.dtype))
-    count += keras.config.epsilon()  # As Keras does.
-    mean = total / count
-    (squares,) = totals(tf.where(mask, tf.square(x - mean), 0))
-    return tf.squeeze(mean), tf.squeeze(squares / count)
-
-
-def _all_reduce(original: Callable, context: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
-    """Weights the gradients of layers' sums over replicas, such as the moments of a synchronised normalisation."""
-    share, sums = this_step.share, reduce_op in (tf.distribute.ReduceOp.SUM, "SUM")
-    if this_step.is_local:
-        return value
-    collectives.check_piece()
-    if share is not None and sums:
-        value = tf.nest.map_structure(share.own, value)
-    if share is None or not tf.is_tensor(value) or not value.dtype.is_floating:
-        return original(context, reduce_op, value, options)
-    if this_step.exchanges_overlap and sums:
-        return weigh(_summed(unweigh(value)))
-    return weigh(original(context, reduce_op, unweigh(value), options))
-
-
-@tf.custom_gradient
-def _summed(value: tf.Tensor) -> tuple:
-    """Returns the sum over processes; for small tensors it takes two thirds of the time of TensorFlow's."""
-    return collectives.all_reduce(value), collectives.all_reduce

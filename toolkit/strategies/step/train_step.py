@@ -4,7 +4,8 @@ In a step each replica sees its own metrics and its own share of the batch only,
 replicas return. Here, whatever of it is the result of a metric is computed again from the sums of all replicas, which
 travel in one exchange. Any other scalar x_r counts by its replica's share: sum over r of w_r * x_r.
 
-After that stand `predict_step`, what replicas draw, how steps are counted, and functions that a step calls.
+After that stand replicas without examples, `predict_step`, what replicas draw, how steps are counted, and functions
+that a step calls.
 """
 
 import contextlib
@@ -26,9 +27,10 @@ from toolkit.strategies.step import collectives, xla
 from toolkit.strategies.step.collectives import joined
 from toolkit.strategies.step.exchange_schedule import is_local_step
 from toolkit.strategies.step.local_steps import count_rows
+from toolkit.strategies.step.moments import has_own, normalisations, normalises_batch, statistics_of, weigh_moments
 from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.rows import MEAN, Rows
-from toolkit.strategies.step.share import Share, entered, keep_losses_apart, state_of_own, weigh_moments
+from toolkit.strategies.step.share import Share, entered, keep_losses_apart
 from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
 from toolkit.strategies.step.view import View, of_any_size, rows_stay_together
 from toolkit.strategies.step.whole_batch import is_whole
@@ -199,6 +201,31 @@ def _results(metrics: list[keras.Metric]) -> dict[int, list]:
             for metric in metrics
             if any(id(v) in sums for v in metric.variables)
         }
+
+
+# What a replica keeps of a step for which it has no examples: nothing.
+#
+# A batch may have fewer examples than there are replicas (`batches.py`). A replica without one computes with
+# a copy of another's, so that no mean is 0 / 0, and its share is zero: gradients, losses, logs and exchanges leave it
+# out. What is left is the state that belongs to a replica alone: metrics, and statistics of its own share. It is set
+# back.
+
+
+@contextlib.contextmanager
+def state_of_own(model: Any, share: Share) -> Iterator[None]:
+    """A context for a step, after which metrics and statistics are as before if the replica has no examples."""
+    if share.has_own is None:
+        yield
+        return
+    layers = normalisations(model)
+    held = [*model.metrics_variables, *(variable for each in layers for variable in statistics_of(each))]
+    before = [tf.convert_to_tensor(each) for each in held]
+    yield
+    shared = [each for each in layers if normalises_batch(each, this_step.options) and not has_own(each)]
+    of_all = {id(variable) for each in shared if not this_step.is_local for variable in statistics_of(each)}
+    for variable, value in zip(held, before, strict=True):
+        if id(variable) not in of_all and variable.aggregation != "only_first_replica":  # Those are the batch's.
+            variable.assign(tf.where(share.has_own, tf.convert_to_tensor(variable), value))
 
 
 # A replica's `predict_step`: predictions of its own examples, and what isn't by example once.

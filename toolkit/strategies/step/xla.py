@@ -6,8 +6,8 @@ Keras compiles a step as a whole, and XLA can't compile an exchange. So Keras's 
     the sum of the gradients over replicas           as without XLA
     what the optimizer does with it                  a piece on each replica
 
-A piece is traced before anything runs. Where replicas would exchange something in it, as a synchronised normalisation
-does, or where XLA can't compile one of its operations, the same is computed without XLA, and a message says why. With
+A piece is traced before anything runs. Where replicas would exchange something in it, as BatchNormalization does, or
+where XLA can't compile one of its operations, the same is computed without XLA, and a message says why. With
 `jit_compile=True` the calls of layers are pieces then, with TensorFlow's gradient of a compiled function, and so they
 are in the user's own step. A step that sees the whole batch has no pieces.
 

@@ -39,7 +39,7 @@ class Replaced:
         """Has these functions answer from now on; a second time changes nothing.
 
         Args:
-            functions: By the names given above: takes the next one, or the original function, then the call's arguments.
+            functions: By the names given above: takes the next one, or the original, then the call's arguments.
 
         Raises:
             RequestError: There is no such function in the Keras or TensorFlow that is installed.
