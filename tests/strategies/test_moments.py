@@ -4,6 +4,7 @@ import logging
 
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from keras import layers as L  # noqa: N812
@@ -311,3 +312,26 @@ def test_in_local_steps_statistics_are_averaged(four_devices, caplog):
 def test_another_word_is_refused(four_devices):
     with pytest.raises(StrategyError, match=r"batch_statistics='whole'.*batch, replica"):
         mirrored(four_devices, batch_statistics="whole")
+
+
+ROUNDS = """
+import toolkit
+from toolkit.strategies import ParameterServerOptions
+options = ParameterServerOptions(synchronous=True)
+strategy = toolkit.strategies.create("auto", parameter_server=options)
+import keras, numpy as np
+x = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+with strategy.scope():
+    norm = keras.layers.BatchNormalization(name="norm")
+    model = keras.Sequential([keras.Input((4,)), norm, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0)
+"""
+
+
+def test_a_round_says_that_each_worker_normalises_its_own_share(tmp_path):
+    (tmp_path / "train.py").write_text(ROUNDS)
+    ended = processes.launch(tmp_path, "train.py", tasks=processes.SERVED, limit=150)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    said = ended.stdout + ended.stderr
+    assert said.count("norm: each worker of a round normalises its own share of a batch") == 1
