@@ -127,3 +127,105 @@ def test_a_model_draws_as_on_one_device(four_devices, layers, kind, count):
     _, one = trained(None, layers, kind)
     _, several = trained(strategies.create("mirrored", devices=four_devices[:count]), layers, kind)
     np.testing.assert_allclose(several, one, rtol=0, atol={"float32": 1e-5, "float64": 1e-10}[kind])
+
+
+@pytest.mark.slow
+def test_xla_draws_as_on_one_device(four_devices):
+    """XLA makes normal numbers in pairs along an axis: 33 of them for each example aren't the kernels'."""
+    _, one = trained(None, vectors, jit_compile=True)
+    _, several = trained(strategies.create("mirrored", devices=four_devices[:3]), vectors, jit_compile=True)
+    np.testing.assert_allclose(several, one, atol=1e-5)
+
+
+class StaysOn(keras.layers.Layer):
+    """Dropout that stays on in predictions, also where it is drawn in a branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = L.Dropout(0.5)
+
+    def call(self, x):
+        return tf.cond(tf.shape(x)[1] > 3, lambda: self.dropout(x, training=True), lambda: x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [{}, pytest.param({"run_eagerly": True}, marks=LONG)], ids=["traced", "eager"])
+def test_noise_in_evaluation_and_prediction_is_one_devices(four_devices, compiled):
+    found = []
+    for strategy in (None, strategies.create("mirrored", devices=four_devices[:3])):
+        model, _ = trained(strategy, lambda _: ((7,), [L.Dense(9), StaysOn()]), epochs=1, **compiled)
+        x = data_of((7,))
+        losses = model.evaluate(x, CLASSES, batch_size=16, verbose=0)
+        found.append(np.concatenate([losses, model.predict(x, batch_size=16, verbose=0).ravel()]))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_heads_that_are_sharded_draw_one_devices_dropout(four_devices):
+    def made(of):
+        def layers(_):
+            attention = of(2, 4, dropout=0.3, use_bias=False)
+            x = keras.Input((6, 8))
+            return (6, 8), [keras.Model(x, attention(x, x)), L.Flatten()]
+
+        return layers
+
+    (_, one), (_, two) = (
+        trained(None, made(L.MultiHeadAttention)),
+        trained(strategies.create("mirrored", devices=four_devices[:2]), made(parallel.ShardedMultiHeadAttention)),
+    )
+    np.testing.assert_allclose(two[:2], one[:2], atol=1e-5)
+
+
+class Notes(keras.layers.Layer):
+    """Adds numbers to its inputs, which are zeros."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw, self.seed = draw, keras.random.SeedGenerator(4)
+
+    def call(self, x):
+        return x + self.draw(tf.shape(x), self.seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda shape, seed: tf.random.normal(shape, seed=3),
+        pytest.param(lambda shape, seed: tf.random.uniform(shape), marks=LONG),
+    ],
+    ids=["a seed", "no seed"],
+)
+def test_no_two_replicas_draw_the_same_with_a_state(four_devices, draw):
+    found = []
+    for _ in range(2):
+        keras.utils.set_random_seed(1)
+        with strategies.create("mirrored", devices=four_devices[:2]).scope():
+            model = keras.Sequential([keras.Input((4,)), Notes(draw)])
+        found.append(model.predict(np.zeros((8, 4), "float32"), batch_size=8, verbose=0))
+    assert len(np.unique(found[0])) == found[0].size
+    np.testing.assert_array_equal(found[1], found[0], err_msg="it is reproducible")
+
+
+@pytest.mark.slow
+def test_replicas_that_train_by_themselves_draw_for_themselves(four_devices):
+    strategy = strategies.create("mirrored", devices=four_devices[:2], local=LocalSteps(every=2))
+    drawn = []
+
+    def draw(shape, seed):
+        return keras.random.normal(shape, seed=seed)
+
+    class Kept(Notes):
+        def call(self, x):
+            noise = self.draw(tf.shape(x), self.seed)
+            tf.py_function(lambda each: drawn.append(each.numpy()), [noise], [])
+            return x + noise
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), Kept(draw), L.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+    model.fit(np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32"), batch_size=8, verbose=0)
+    both = np.stack(drawn[-2:])
+    assert both.shape == (2, 4, 4)
+    assert len(np.unique(both)) == both.size

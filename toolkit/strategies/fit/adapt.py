@@ -44,6 +44,7 @@ def adapt_workers() -> None:
 def _adapt_draws() -> None:
     """Gives replicas one device's random numbers. Later calls do nothing."""
     replaced.NUMBERS.answer(replicas=draws.numbers)
+    replaced.NORMAL.answer(replicas=draws.normal)
     replaced.INTEGERS.answer(replicas=draws.integers)
     replaced.TRUNCATED.answer(replicas=draws.truncated)
     replaced.GAMMA.answer(replicas=draws.gamma)

@@ -187,6 +187,13 @@ def numbers(original: Callable, shape: Any, key: Any, counter: Any, alg: Any, *a
     return _drawn(original, shape, key, counter, alg, args, kwargs, tf.as_dtype(dtype), 1)
 
 
+def normal(original: Callable, shape: Any, key: Any, counter: Any, alg: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draws normal numbers. XLA makes pairs of them along an axis, so that they depend on all of a draw's shape."""
+    if this_step.piece is None:
+        return numbers(original, shape, key, counter, alg, *args, **kwargs)
+    return _of_whole(original, _tensor(shape), key, counter, alg, args, kwargs)
+
+
 def integers(original: Callable, shape: Any, key: Any, counter: Any, alg: Any, *args: Any, **kwargs: Any) -> Any:
     """Draws integers between two others, which have the result's dtype."""
     least = args[0] if args else kwargs["minval"]
@@ -212,6 +219,10 @@ def _drawn(
             _in_a_block(dtype),
             tries,
         )
+    return _of_whole(original, shape, key, counter, alg, args, kwargs)
+
+
+def _of_whole(original: Callable, shape: Any, key: Any, counter: Any, alg: Any, args: tuple, kwargs: Any) -> Any:
     return this_step.draws.whole(lambda shape, _: original(shape, key, counter, alg, *args, **kwargs), shape, ())
 
 

@@ -33,10 +33,10 @@ FUNCTION = Replaced("Function.__call__", step="inlines")  # A tf.function become
 REDUCE = Replaced("reduce_weighted_values", replicas="")  # A mean is one over the whole batch.
 NUMBERS = Replaced(
     "stateless_random_uniform_v2",
-    "stateless_random_normal_v2",
     "stateless_random_uniform_full_int_v2",
     replicas="draws",  # Skip to their rows.
 )
+NORMAL = Replaced("stateless_random_normal_v2", replicas="draws")
 INTEGERS = Replaced("stateless_random_uniform_int_v2", replicas="draws")
 TRUNCATED = Replaced("stateless_truncated_normal_v2", replicas="draws")
 GAMMA = Replaced("stateless_random_gamma_v3", replicas="draws")
