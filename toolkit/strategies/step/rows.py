@@ -498,13 +498,15 @@ class Graph:
         return Rows(Of.ROWS, axis=counted[0], free=True) if rows else WHOLE
 
     def _drawn(self, op: tf.Operation, args: list[Rows]) -> Rows:
-        """Random numbers: each row's, if there is one for each; otherwise they are the whole batch's."""
+        """Random numbers: each row's, if there is one for each; of a state they are otherwise the whole batch's."""
         if op.type in ("Multinomial", "StatelessMultinomial"):
             return args[0] if args[0].by_row else WHOLE
         shape = self.sizes.shape(op.outputs[0]) if op.outputs else None
         counted = [n for n, size in enumerate(shape or ()) if size[0] != size[1]]
         if "Shuffle" in op.type or not args or args[0].of is not Of.ALIKE or not all(x.is_alike for x in args[1:]):
             return WHOLE
+        if shape is not None and not counted and op.type.startswith("Stateless"):
+            return ALIKE  # All replicas have the same seed.
         rows = shape is not None and len(counted) == 1 and counts_rows(shape[counted[0]])
         return Rows(Of.ROWS, axis=counted[0], free=True) if rows else WHOLE
 
