@@ -192,8 +192,8 @@ class Notes(keras.layers.Layer):
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda shape, seed: tf.random.normal(shape, seed=3),
-        pytest.param(lambda shape, seed: tf.random.uniform(shape), marks=LONG),
+        lambda shape, _: tf.random.normal(shape, seed=3),
+        pytest.param(lambda shape, _: tf.random.uniform(shape), marks=LONG),
     ],
     ids=["a seed", "no seed"],
 )
