@@ -32,7 +32,7 @@ def adapt_replicas() -> None:
     replaced.GRADIENT.answer(replicas=tape.gradient)
     replaced.FUNCTION.answer(step=train_step.call_function)
     replaced.REDUCE.answer(replicas=share.reduced_values)
-    _adapt_draws()
+    adapt_draws()
 
 
 def adapt_workers() -> None:
@@ -41,7 +41,7 @@ def adapt_workers() -> None:
     replaced.SAVE_CHECKPOINT.answer(workers=save_checkpoint)
 
 
-def _adapt_draws() -> None:
+def adapt_draws() -> None:
     """Gives replicas one device's random numbers. Later calls do nothing."""
     replaced.NUMBERS.answer(replicas=draws.numbers)
     replaced.NORMAL.answer(replicas=draws.normal)
