@@ -66,6 +66,8 @@ MEANS = {
     "Keras's reduction": lambda x, y: keras.losses.MeanSquaredError()(y, x),
     "real and made": gan_labels,
     "noise by row": noised,
+    "noise of a seed that is written out": lambda x, _: tf.reduce_mean(x + keras.random.normal(ops.shape(x), seed=1)),
+    "one stateless draw for all": lambda x, _: tf.reduce_mean(x * tf.random.stateless_uniform((), [1, 2])),
 }
 WHOLE = {
     "masked": lambda x, y: tf.reduce_sum(tf.where(y > 0, x, 0)) / tf.reduce_sum(tf.cast(y > 0, tf.float32)),
@@ -77,7 +79,6 @@ WHOLE = {
     "hardest": lambda x, _: tf.reduce_mean(tf.math.top_k(tf.reduce_mean(x, 1), 2).values),
     "chosen": lambda x, y: tf.reduce_mean(tf.boolean_mask(x, y[:, 0] > 0)),
     "fixed noise": lambda x, _: tf.reduce_mean(x + tf.random.normal((ROWS, WIDTH))),
-    "noise of a seed that is written out": lambda x, _: tf.reduce_mean(x + keras.random.normal(ops.shape(x), seed=1)),
     "one draw for all": lambda x, _: tf.reduce_mean(x * tf.random.uniform(())),
     "two rows as one": lambda x, _: tf.reduce_mean(tf.reduce_max(tf.reshape(x, [-1, 2 * WIDTH]), 1)),
     "two rows of a batch that stands twice": lambda x, y: tf.reduce_max(

@@ -3,7 +3,7 @@
 Everybody's queries, keys and values are gathered, each replica computes its heads' attention for all examples of the
 group, projects their outputs by its rows of the output projection, and the sums come back to whose examples they are
 (Shoeybi et al., arXiv 1909.08053, section 3): a gather and a reduce-scatter forward, and the same backward, together as
-many bytes as one all-reduce each way. Dropout inside is drawn by each replica for its own heads.
+many bytes as one all-reduce each way. Dropout inside is what one device draws for the replica's heads.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import tensorflow as tf
 from toolkit.parallel.layers import base
 from toolkit.parallel.layers.dense import equation_parts
 from toolkit.strategies.mesh import Among, mesh_of
-from toolkit.strategies.step import collectives
+from toolkit.strategies.step import collectives, draws
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 
 
@@ -115,7 +115,8 @@ class _ByHeads(base.Exchanging):
         all_queries = gathered(query)
         if mask is not None:
             all_queries._keras_mask = gathered(mask)
-        found = super().call(all_queries, gathered(value), gathered(key), **masks, **how)  # type: ignore[misc]
+        with draws.of_units(counts.padded):
+            found = super().call(all_queries, gathered(value), gathered(key), **masks, **how)  # type: ignore[misc]
         terms, scores = found if isinstance(found, tuple) else (found, None)
         projection, dtype = self._output_dense, self._communication_dtype
         outputs = base.sum_to_examples(terms, counts, dtype=dtype)

@@ -5,7 +5,7 @@ import tensorflow as tf
 from toolkit.strategies.fit import callbacks, models, recompute
 from toolkit.strategies.pipelines import announce
 from toolkit.strategies.processes.shared_files import save_checkpoint
-from toolkit.strategies.step import optimizer, share, tape, train_step
+from toolkit.strategies.step import draws, optimizer, share, tape, train_step
 from toolkit.strategies.upstream import private, replaced, table
 from toolkit.strategies.upstream.wrapping import add
 
@@ -32,13 +32,26 @@ def adapt_replicas() -> None:
     replaced.GRADIENT.answer(replicas=tape.gradient)
     replaced.FUNCTION.answer(step=train_step.call_function)
     replaced.REDUCE.answer(replicas=share.reduced_values)
-    replaced.SEED.answer(replicas=train_step.next_seed)
+    adapt_draws()
 
 
 def adapt_workers() -> None:
     """Makes saving safe for several processes as well."""
     adapt_replicas()
     replaced.SAVE_CHECKPOINT.answer(workers=save_checkpoint)
+
+
+def adapt_draws() -> None:
+    """Gives replicas one device's random numbers. Later calls do nothing."""
+    replaced.NUMBERS.answer(replicas=draws.numbers)
+    replaced.NORMAL.answer(replicas=draws.normal)
+    replaced.INTEGERS.answer(replicas=draws.integers)
+    replaced.TRUNCATED.answer(replicas=draws.truncated)
+    replaced.GAMMA.answer(replicas=draws.gamma)
+    replaced.BY_SEED.answer(replicas=draws.by_seed)
+    replaced.CLASSES.answer(replicas=draws.classes)
+    replaced.SEED.answer(replicas=draws.next_seed)
+    replaced.OPERATION_SEED.answer(replicas=draws.operation_seed)
 
 
 def _adapt_autograph() -> None:

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from toolkit.strategies.batches import row_range
 from toolkit.strategies.context import this_step
 from toolkit.strategies.parameter_servers import functions
 from toolkit.strategies.parameter_servers.dispatch import Dispatch, Dispatcher
@@ -22,6 +23,7 @@ from toolkit.strategies.parameter_servers.placement import ServerShardedVariable
 from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, packed, unpacked
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
+from toolkit.strategies.step.draws import Draws
 from toolkit.strategies.step.share import Share, entered
 from toolkit.strategies.step.trial import shown
 from toolkit.strategies.upstream.attributes import layers_within
@@ -77,7 +79,7 @@ class Rounds:
             scope = variables.scope(values, counters)
             batch = stream.batch(0, first, data, share=index, shares=self.shares)
             rows = stream.rows_of(batch)
-            share = RoundShare(rows, lambda: rows / stream.rows(first), self.note)
+            share = RoundShare(rows, lambda: stream.rows(first), index, self.shares, self.note)
             step = ShareStep(self, scope, index)
             found = outside(lambda: shown(model, model.train_step, batch, stream.whole))
             if found.opened or found.sums:
@@ -86,6 +88,7 @@ class Rounds:
                 tracing(step, scope),
                 entered(share),
                 this_step.having(whole=stream.whole),
+                this_step.having(draws=Draws(share, batch)),
                 functions.python_gradients() as of_python,
                 functions.reports_of(variables, "train") as reports,
             ):
@@ -298,21 +301,34 @@ class RoundShare(Share):
 
     Args:
         rows: How many examples it has.
-        weight: Returns its part of the batch's examples, a float64 scalar.
+        total: Returns how many the batch has, an int64 scalar.
+        index: Which share of the batch it is.
+        shares: How many there are.
         note: Takes why the step can't be divided.
     """
 
-    def __init__(self, rows: tf.Tensor, weight: Callable[[], tf.Tensor], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        rows: tf.Tensor,
+        total: Callable[[], tf.Tensor],
+        index: tf.Tensor,
+        shares: int,
+        note: Callable[[str], None],
+    ) -> None:
         super().__init__(rows)
-        self._make, self._note = weight, note
+        self._all, self._index, self._shares, self._note = total, index, shares, note
         self._gradients: dict[int, tuple[tf.Tensor, int]] = {}  # By id, with the number of operations that used them.
 
     @property
-    def weight(self) -> tf.Tensor:
-        """Its part of the batch's examples, a float64 scalar."""
-        if self._weight is None:
-            self._weight = self._make()
-        return self._weight
+    def total_count(self) -> tf.Tensor:
+        """How many examples the batch has, a float64 scalar."""
+        return self._in_step("total_count", lambda: tf.cast(self._all(), tf.float64))
+
+    @property
+    def first(self) -> tf.Tensor:
+        """How many of them stand before this share, a float64 scalar."""
+        rows = tf.cast(self.total_count, tf.int64)
+        return self._in_step("first", lambda: tf.cast(row_range(rows, self._index, self._shares)[0], tf.float64))
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
         """Records that the step can't be divided, because it needs what all shares have."""

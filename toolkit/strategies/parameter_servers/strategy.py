@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from toolkit.cluster import Cluster, Task, describe_program, reach_directly, wait_for_tasks
 from toolkit.errors import StrategyError
-from toolkit.strategies.fit.adapt import adapt_keras
+from toolkit.strategies.fit.adapt import adapt_draws, adapt_keras
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals, sources, worker_step
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
@@ -77,6 +77,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         self._ledgers = {device: Ledger(device) for device in devices}
         self.dispatcher = Dispatcher(self.coordinator, members)
         adapt_keras()
+        adapt_draws()
         replaced.APPLY.answer(servers=worker_step.apply, chief=worker_step.apply_in_chief)
         replaced.FUNCTION.answer(step=call_function)
         replaced.TAKE.answer(servers=take)

@@ -131,18 +131,12 @@ def all_reduce_here(gradients: Sequence[Any], dtype: tf.DType | None) -> list:
     )
 
 
-def sum_before(x: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of the scalars of the replicas whose rows stand before this one's in a batch."""
-    all_of_them = _gather(tf.reshape(x, [1]), Among.ALL, None)[:, 0]
-    return tf.add_n([tf.zeros_like(x), *(all_of_them[each] for each in _before())])
+def of_each(x: tf.Tensor) -> tf.Tensor:
+    """Returns all replicas' scalars, [replicas]."""
+    return _gather(tf.reshape(x, [1]), Among.ALL, None)[:, 0]
 
 
-def _before() -> list[int]:
-    order = _order_of_rows()
-    return order[: order.index(this_step.place)]
-
-
-def _order_of_rows() -> list[int]:
+def order_of_rows() -> list[int]:
     """Returns the replicas' ids in the order of a batch's rows, as `batches.shares_of_worker` has it."""
     in_process, count = len(tf.distribute.get_strategy().extended.worker_devices), this_step.count
     return sorted(range(count), key=lambda replica: (replica % in_process, replica // in_process))
@@ -150,8 +144,8 @@ def _order_of_rows() -> list[int]:
 
 def rows_of_all(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns all replicas' rows in the batch's order, and the index of this replica's first. It has no gradient."""
-    sizes, order = _gather(tf.shape(x)[:1], Among.ALL, None)[:, 0], _order_of_rows()
-    first = tf.add_n([tf.zeros_like(sizes[0]), *(sizes[each] for each in _before())])
+    sizes, order = _gather(tf.shape(x)[:1], Among.ALL, None)[:, 0], order_of_rows()
+    first = tf.add_n([tf.zeros_like(sizes[0]), *(sizes[each] for each in order[: order.index(this_step.place)])])
     if _is_one_process():
         return _within_process(x, Among.ALL, lambda values, _: tf.concat([values[each] for each in order], 0)), first
     padding = [[0, tf.reduce_max(sizes) - tf.shape(x)[0]], *[[0, 0]] * (x.shape.rank - 1)]

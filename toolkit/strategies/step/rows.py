@@ -498,15 +498,15 @@ class Graph:
         return Rows(Of.ROWS, axis=counted[0], free=True) if rows else WHOLE
 
     def _drawn(self, op: tf.Operation, args: list[Rows]) -> Rows:
-        """Random numbers: each row's, if there is one for each; otherwise they are the whole batch's."""
-        if any(_is_constant_seed(each) for each in op.inputs[1:]):  # Each replica would draw the first rows'.
-            return WHOLE
+        """Random numbers: each row's, if there is one for each; of a state they are otherwise the whole batch's."""
         if op.type in ("Multinomial", "StatelessMultinomial"):
             return args[0] if args[0].by_row else WHOLE
         shape = self.sizes.shape(op.outputs[0]) if op.outputs else None
         counted = [n for n, size in enumerate(shape or ()) if size[0] != size[1]]
         if "Shuffle" in op.type or not args or args[0].of is not Of.ALIKE or not all(x.is_alike for x in args[1:]):
             return WHOLE
+        if shape is not None and not counted and op.type.startswith("Stateless"):
+            return ALIKE  # All replicas have the same seed.
         rows = shape is not None and len(counted) == 1 and counts_rows(shape[counted[0]])
         return Rows(Of.ROWS, axis=counted[0], free=True) if rows else WHOLE
 
@@ -593,16 +593,84 @@ def _is_kept_by_replica(handle: Any) -> bool:
     return getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
 
 
-def _is_constant_seed(tensor: tf.Tensor) -> bool:
-    """Whether a draw's input is a seed that the script has written out, or what is made of one."""
-    if tensor.op.type.startswith("StatelessRandomGetKeyCounter"):
-        return _is_written_out(tensor.op.inputs[0])
-    return tensor.dtype.is_integer and tensor.shape == [2] and _is_written_out(tensor)
+# Which sizes count rows, in a graph that replicas run.
 
 
-def _is_written_out(tensor: tf.Tensor) -> bool:
+class _Shown(Sizes):
+    """Sizes as far as a graph shows them by itself."""
+
+    def shape(self, tensor: tf.Tensor) -> list[tuple] | None:
+        """Returns the axes' sizes; None for those that aren't known."""
+        return None if tensor.shape.rank is None else [(size, size) for size in tensor.shape]
+
+    def value(self, tensor: tf.Tensor) -> list[np.ndarray] | None:
+        """Returns a constant."""
+        shown = tf.get_static_value(tensor)
+        return None if shown is None else [np.asarray(shown)] * 2
+
+
+def counts_the_batch(shape: tf.Tensor, n: int, batch: Iterable[tf.Tensor]) -> bool:
+    """Whether a size that isn't known when it is traced is a number of rows, and not a length that batches differ in.
+
+    Args:
+        shape: The sizes.
+        n: The place of the one.
+        batch: The tensors of a batch, whose first axis is the rows.
+
+    Returns:
+        False only where the graph shows that another axis of the batch's counts so many.
+    """
+    given = {id(each) for each in batch}
+    if all(None not in each.shape[1:] for each in batch if each.shape.rank):
+        return True  # There is no other such size.
+    found = _axis_of(shape, n)
+    while found is not None:
+        tensor, axis = found
+        if id(tensor) in given:
+            return axis == 0
+        found = _axis_before(tensor, axis)
+    return True
+
+
+def _axis_of(sizes: tf.Tensor, n: int) -> tuple[tf.Tensor, int] | None:
+    """Returns the tensor and the axis of it whose size is an entry of some sizes; None if that isn't shown."""
+    op = sizes.op
+    if op.type in ("Identity", "Cast"):
+        return _axis_of(op.inputs[0], n)
+    if op.type == "Shape":
+        return op.inputs[0], n
+    if op.type == "Pack" and op.get_attr("axis") == 0:
+        return _axis_of(op.inputs[n], 0)
+    if op.type == "ConcatV2":
+        for each in op.inputs[:-1]:
+            if each.shape.rank != 1 or each.shape[0] is None:
+                return None
+            if n < each.shape[0]:
+                return _axis_of(each, n)
+            n -= each.shape[0]
+    if op.type == "StridedSlice" and not any(op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis")):
+        begin, stride = (tf.get_static_value(each) for each in (op.inputs[1], op.inputs[3]))
+        if begin is not None and stride is not None and len(begin) == 1 and begin[0] >= 0:
+            return _axis_of(op.inputs[0], (0 if op.get_attr("begin_mask") else int(begin[0])) + n * int(stride[0]))
+    return None
+
+
+def _axis_before(tensor: tf.Tensor, axis: int) -> tuple[tf.Tensor, int] | None:
+    """Returns which axis of an argument an operation has kept as this one of its result; None if that isn't shown."""
     op = tensor.op
-    return op.type == "Const" or (bool(op.inputs) and all(_is_written_out(each) for each in op.inputs))
+    if op.type == "Reshape":
+        return _axis_of(op.inputs[1], axis)
+    if op.type == "PlaceholderWithDefault":
+        return op.inputs[0], axis
+    form = _form(_Shown(op.graph), op)
+    if form is None:
+        return None
+    place = next(n for n, each in enumerate(op.outputs) if each is tensor)
+    label = form.made[place][axis]
+    for labels, each in zip(form.given, op.inputs):  # noqa: B905
+        if label != "*" and label in labels and each.shape[labels.index(label)] is None:
+            return each, labels.index(label)
+    return None
 
 
 # The signatures of operations, and what makes those that depend on axes which an operation is given.

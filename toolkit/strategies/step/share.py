@@ -103,8 +103,7 @@ class Share:
         self.scaled: list[tf.Tensor] = []
         self.scaled_by: set[int] = set()
         self.count = tf.cast(rows, tf.float64)
-        self._total: Any = None
-        self._first: Any = None
+        self._made: dict[str, tf.Tensor] = {}  # Of the properties below.
         self._weight = weight
 
     @property
@@ -116,8 +115,7 @@ class Share:
     def weight(self) -> tf.Tensor:
         """Its part of all replicas' examples, a float64 scalar. The first read is a collective."""
         if self._weight is None:
-            self._total = collectives.timed(self.total, self.count)
-            self._weight = tf.math.divide_no_nan(self.count, self._total)
+            self._weight = tf.math.divide_no_nan(self.count, self.total_count)
         return self._weight
 
     @property
@@ -126,17 +124,44 @@ class Share:
         return self.weight
 
     @property
+    def counts(self) -> tf.Tensor:
+        """How many examples each replica has, float64 [replicas]. The first read is a collective.
+
+        It is made in the step's own graph, also where a branch, a loop or what XLA compiles asks for it: there,
+        replicas can't meet.
+        """
+        return self._in_step("counts", lambda: collectives.timed(collectives.of_each, self.count))
+
+    @property
     def total_count(self) -> tf.Tensor:
         """How many examples all replicas have, a float64 scalar."""
-        self.weight  # noqa: B018 - Asks for it.
-        return self._total
+        counts = self.counts
+        return self._in_step("total_count", lambda: tf.reduce_sum(counts))
+
+    @property
+    def firsts(self) -> tf.Tensor:
+        """How many examples stand before each replica's, float64 [replicas]."""
+        counts, order = self.counts, collectives.order_of_rows()
+
+        def make() -> tf.Tensor:
+            before = tf.cumsum(tf.gather(counts, order), exclusive=True)
+            return tf.gather(before, [order.index(each) for each in range(len(order))])
+
+        return self._in_step("firsts", make)
 
     @property
     def first(self) -> tf.Tensor:
-        """How many examples stand before this replica's, a float64 scalar. The first read is a collective."""
-        if self._first is None:
-            self._first = collectives.sum_before(self.count)
-        return self._first
+        """How many examples stand before this replica's, a float64 scalar."""
+        firsts = self.firsts
+        return self._in_step("first", lambda: firsts[this_step.place])
+
+    def _in_step(self, name: str, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Returns what is made once, in the step's own graph."""
+        if name not in self._made:
+            graph = contextlib.nullcontext() if self._graph is None else self._graph.as_default()
+            with graph, this_step.having(piece=None if self.in_branch else this_step.piece):
+                self._made[name] = make()
+        return self._made[name]
 
     def total(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all replicas' tensors, which has no gradient. It is a collective."""

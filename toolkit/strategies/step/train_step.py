@@ -4,8 +4,7 @@ In a step each replica sees its own metrics and its own share of the batch only,
 replicas return. Here, whatever of it is the result of a metric is computed again from the sums of all replicas, which
 travel in one exchange. Any other scalar x_r counts by its replica's share: sum over r of w_r * x_r.
 
-After that stand replicas without examples, `predict_step`, what replicas draw, how steps are counted, and functions
-that a step calls.
+After that stand replicas without examples, `predict_step`, how steps are counted, and functions that a step calls.
 """
 
 import contextlib
@@ -25,6 +24,7 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import processes
 from toolkit.strategies.step import collectives, xla
 from toolkit.strategies.step.collectives import joined
+from toolkit.strategies.step.draws import Draws
 from toolkit.strategies.step.exchange_schedule import is_local_step
 from toolkit.strategies.step.local_steps import count_rows
 from toolkit.strategies.step.moments import has_own, normalisations, normalises_batch, statistics_of, weigh_moments
@@ -91,9 +91,10 @@ class ReplicaStep:
     def _of_rows(self, data: Any, share: Share, found: Found) -> Any:
         """Makes a step that needs no more than this replica's rows."""
         share.sums = found.sums
-        if found.trial is not None and not tf.executing_eagerly():
-            data = of_any_size(data, this_step.whole)  # As the trial has seen it.
-        with entered(share), inlining(), results_noted(self._model) as noted:
+        if not has_one_size(self._model):
+            data = of_any_size(data, this_step.whole)  # As a trial has seen it, and so that rows are told from others.
+        by_row = this_step.having(draws=Draws(share, data))
+        with entered(share), by_row, inlining(), results_noted(self._model) as noted:
             logs = self._computed(data, share)
             return _of_all_replicas(logs, noted, share=share, of=found.logs)
 
@@ -101,7 +102,7 @@ class ReplicaStep:
         """Makes a step that sees the whole batch, and whose layers compute this replica's rows."""
         if (use := xla.use_of(self._model)) is not None:
             use.say(f"{self._name} is computed without XLA, as it computes with the whole batch")
-        view = View(share, found.trial, f"{type(self._model).__name__}.{self._name}")
+        view = View(share, data, found.trial, f"{type(self._model).__name__}.{self._name}")
         with results_noted(self._model) as noted:
             with view.entered(), inlining(), state_of_own(self._model, share), rows_stay_together():
                 logs = self._step(view.open(data))
@@ -268,11 +269,13 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
         return keras.tree.pack_sequence_as(outputs, leaves)
 
     if not found.opened:
-        return parts(predict(model, data))
+        share = replica_share(data)
+        with this_step.having(draws=Draws(share, data)):  # Noise in predictions, as of dropout that stays on.
+            return parts(predict(model, of_any_size(data, this_step.whole)))
     if use is not None:
         use.say("predict_step is computed without XLA, as it computes with the whole batch")
     share = replica_share(data)
-    view = View(share, found.trial, f"{type(model).__name__}.predict_step", sized=False)
+    view = View(share, data, found.trial, f"{type(model).__name__}.predict_step", sized=False)
     with view.entered(), inlining(), rows_stay_together():
         outputs = parts(original(model, view.open(data)), view.cut)
     view.describe()
@@ -284,9 +287,6 @@ def has_one_size(model: Any) -> bool:
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     sizes = any(each.shape and each.shape[0] is not None for each in inputs)
     return sizes or any(getattr(each, "stateful", False) for each in layers_within(model))
-
-
-# What replicas draw: the same between layers, and otherwise each its own.
 
 
 def _global_seeds(model: keras.Model) -> Any:
@@ -307,23 +307,6 @@ def _global_seeds(model: keras.Model) -> Any:
             return found
     finally:
         random.setstate(state)
-
-
-def next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Gives each replica its own draws: copies of a generator's state are equal, and noise would be as well."""
-    seed = original(generator, *args, **kwargs)
-    replica = this_step.replica
-    if not tf.is_tensor(seed) or this_step.view is not None:  # Between layers, replicas draw the same.
-        return seed
-    share = this_step.share
-    if not replica:
-        if share is not None:
-            share.in_graph.drawn.append(seed)
-        return seed
-    own = seed + tf.constant([0, replica * 0x9E37_79B1 % 2**31], seed.dtype)  # The first replica's are one device's.
-    if share is not None:
-        share.in_graph.drawn.append(own)
-    return own
 
 
 # Counts the steps that a model makes.

@@ -27,6 +27,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step import collectives
+from toolkit.strategies.step.draws import Draws
 from toolkit.strategies.step.rows import Call
 from toolkit.strategies.step.share import Share, WholeShare, attached, entered
 from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension, logits_of
@@ -41,7 +42,7 @@ _SEED = 0x5EED  # Of draws in a program without a seed. All processes need the s
 def _seed(original: Callable, op_seed: Any) -> Any:
     """Makes TensorFlow's random operations between layers draw the same on every replica."""
     first, _ = original(1)
-    return (first if first is not None else _SEED), next(this_step.view.draws) if op_seed is None else op_seed
+    return (first if first is not None else _SEED), next(this_step.view.seeds) if op_seed is None else op_seed
 
 
 def _call_layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,21 +73,23 @@ class View:
 
     Args:
         rows: The share of this replica's rows.
+        data: These rows.
         trial: What is known of the step; None if it couldn't be traced without values.
         name: The step, for a message.
         sized: Whether all replicas have as many rows as this one, if the batch's shape shows their number.
 
     Attributes:
         share: The step's own share: all of the batch.
-        draws: Numbers the random operations between layers.
+        seeds: Numbers the random operations between layers.
         replicated: As of `Trial`.
     """
 
-    def __init__(self, rows: Share, trial: Trial | None, name: str, *, sized: bool = True) -> None:
+    def __init__(self, rows: Share, data: Any, trial: Trial | None, name: str, *, sized: bool = True) -> None:
         replaced.LAYER.answer(view=_call_layer)
         replaced.OPERATION_SEED.answer(view=_seed)
         self.share = ViewShare(rows)
-        self.draws = itertools.count(1)
+        self.seeds = itertools.count(1)
+        self._draws = Draws(rows, data)
         self.replicated = trial is not None and trial.replicated
         self._rows, self._trial, self._name = rows, trial, name
         self._sized = sized and this_step.rows is None
@@ -98,12 +101,14 @@ class View:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """A context for what sees the whole batch."""
-        with entered(self.share), this_step.having(view=self):
+        with entered(self.share), this_step.having(view=self, draws=None):
             yield
 
     @contextlib.contextmanager
     def _by_row(self, share: Share) -> Iterator[None]:
-        with entered(share), this_step.having(view=None):
+        # Of a part of the batch, such as what a mask leaves, nobody knows which rows of it a replica has.
+        draws = self._draws if share is self._rows else None
+        with entered(share), this_step.having(view=None, draws=draws):
             yield
 
     def open(self, data: Any) -> Any:
@@ -323,6 +328,8 @@ def _of_any_size(x: tf.Tensor) -> tf.Tensor:
 
 def of_any_size(data: Any, whole: Any = ()) -> Any:
     """Returns a batch's tensors with a number of rows that isn't known when they are traced."""
+    if tf.executing_eagerly():
+        return data
 
     def one(number: int, x: Any) -> Any:
         sized = isinstance(x, tf.Tensor) and x.shape.rank and x.shape[0] is not None and number not in whole

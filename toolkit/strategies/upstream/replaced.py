@@ -31,8 +31,23 @@ LAYER = Replaced(
 )
 FUNCTION = Replaced("Function.__call__", step="inlines")  # A tf.function becomes a part of the step.
 REDUCE = Replaced("reduce_weighted_values", replicas="")  # A mean is one over the whole batch.
-SEED = Replaced("SeedGenerator.next", replicas="")  # Replicas draw for themselves.
-OPERATION_SEED = Replaced("get_seed", view="view")  # Between layers, replicas draw the same.
+NUMBERS = Replaced(
+    "stateless_random_uniform_v2",
+    "stateless_random_uniform_full_int_v2",
+    replicas="draws",  # Skip to their rows.
+)
+NORMAL = Replaced("stateless_random_normal_v2", replicas="draws")
+INTEGERS = Replaced("stateless_random_uniform_int_v2", replicas="draws")
+TRUNCATED = Replaced("stateless_truncated_normal_v2", replicas="draws")
+GAMMA = Replaced("stateless_random_gamma_v3", replicas="draws")
+BY_SEED = Replaced("stateless_random_binomial", "stateless_random_poisson", replicas="draws")
+CLASSES = Replaced("stateless_multinomial", replicas="draws")
+SEED = Replaced("SeedGenerator.next", replicas="")  # Replicas draw for themselves, where their rows aren't known.
+OPERATION_SEED = Replaced(
+    "get_seed",
+    view="view",  # Between layers, replicas draw the same.
+    replicas="replica",  # Else no two draw the same.
+)
 REMAT = Replaced("remat", toolkit="")  # Keeps only a layer's arguments for the backward pass.
 TAKE = Replaced("take", servers="")  # Looks rows up on parameter servers, also in the user's own loop.
 
