@@ -75,9 +75,11 @@ def _attends_within(layer: Any) -> bool:
 
 
 _LAYERS: dict[Trust, str] = {
-    # Each entry for itself, or moved within its example.
-    Trust(rank=1): "Add Average Embedding Flatten GaussianDropout GaussianNoise AlphaDropout Identity InputLayer "
-    "ActivityRegularization LeakyReLU ELU ReLU PReLU Maximum Minimum Multiply Rescaling Subtract",
+    # Each entry for itself, or moved within its example. The layers of a model are called as layers are, and looked at
+    # one by one.
+    Trust(rank=1): "Functional Sequential Add Average Embedding Flatten GaussianDropout GaussianNoise AlphaDropout "
+    "Identity ActivityRegularization LeakyReLU ELU ReLU PReLU Maximum Minimum Multiply Rescaling Subtract",
+    Trust(rank=0): "InputLayer",  # Nobody calls it.
     Trust(rank=1, also=_draws_by_row): "Dropout",
     Trust(rank=1, also=_counts_nothing): "Hashing IntegerLookup StringLookup Discretization HashedCrossing",
     Trust(rank=1, also=_pads_to_a_length): "TextVectorization",
@@ -100,8 +102,7 @@ _LAYERS: dict[Trust, str] = {
     "RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur RandomGrayscale RandomHue RandomInvert "
     "RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness RandomShear "
     "RandomTranslation RandomZoom Resizing Solarization",
-    # Around others. The layers of a model are called as layers are, and looked at one by one.
-    Trust(rank=1): "Functional Sequential",
+    # Around others.
     Trust(rank=1, wraps=("layer",)): "SpectralNormalization",
     Trust(wraps=("layer",)): "TimeDistributed",
     Trust(wraps=("forward_layer", "backward_layer")): "Bidirectional",
