@@ -9,7 +9,7 @@ skips the blocks of the rows before them. Nothing is drawn twice, and nothing is
     [64, 32], a shape without the batch's rows              as it is: all replicas draw alike
 
 Where nobody knows which rows a replica has, as in one's own loop or in a step in which replicas train by themselves,
-each draws by a seed of its own (`next_seed`). TensorFlow's operations with a state of their own draw by a seed that
+each draws by its own seed (`next_seed`). TensorFlow's operations with their own state draw by a seed that
 depends on the graph; replicas have one each (`operation_seed`).
 """
 
