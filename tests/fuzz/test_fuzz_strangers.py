@@ -6,6 +6,7 @@ They are a process of their own, `visits`, with hard limits, and come by this ma
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -36,9 +37,10 @@ SEEDS = range(max(1, CASES // 100))
 
 @pytest.fixture
 def few_descriptors():
-    """Leaves this process thirty more descriptors, of which strangers may have a part."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 30, before[1]))
+    """Leaves this process sixty more descriptors, of which strangers may have a part."""
+    before, held = resource.getrlimit(resource.RLIMIT_NOFILE), set(map(int, os.listdir("/proc/self/fd")))
+    free = (number for number in itertools.count() if number not in held)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, 60, None)), before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

@@ -10,6 +10,7 @@ import collections
 import json
 import os
 import random
+import resource
 import select
 import socket
 import struct
@@ -68,8 +69,12 @@ def words(chance):
 
 
 def _main(port, seed):
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # Who is visited has few descriptors, not who visits.
     chance, kept = random.Random(seed), collections.deque()
     for number in range(VISITS):
+        if number == OPEN:
+            os.write(1, b"there\n")
         if select.select([sys.stdin], [], [], 0.0)[0]:
             return
         try:
@@ -84,8 +89,6 @@ def _main(port, seed):
                 other.send(chance.choice((b"", KNOCK, b" ")))
         except OSError:
             pass
-        if number == OPEN:
-            os.write(1, b"there\n")
         while len(kept) > OPEN or (kept and chance.random() < 0.3):
             leaves = kept.popleft()
             if chance.random() < 0.5:

@@ -78,10 +78,10 @@ def trained(strategy, loss_of, optimizer=lambda: keras.optimizers.SGD(0.002), **
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_a_loss_is_that_of_the_whole_batch(four_devices, case):
+def test_a_loss_is_that_of_the_whole_batch(four_devices, case, request):
     loss_of, how = CASES[case]
-    if "regularizer" in how and keras.__version__.startswith("3.12."):
-        pytest.skip("an activity regularizer of Keras 3.12 sums over the batch, which nobody can tell from a mean")
+    if "regularizer" in how:
+        request.getfixturevalue("regularizers_are_means")
     one = trained(strategies.create("one_device", devices=four_devices[:1]), loss_of, **how)
     many = trained(strategies.create("mirrored", devices=four_devices[:2]), loss_of, **how)
     for mine, theirs in zip(many, one, strict=True):
@@ -324,10 +324,8 @@ class Layerwise(keras.Model):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("regularizers_are_means")
 def test_what_layers_add_is_each_replicas_own_if_the_model_is_never_called(four_devices):
-    if keras.__version__.startswith("3.12."):
-        pytest.skip("an activity regularizer of Keras 3.12 sums over the batch, which nobody can tell from a mean")
-
     def weights(strategy):
         keras.utils.set_random_seed(1)
         with strategy.scope():

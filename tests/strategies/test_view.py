@@ -424,6 +424,7 @@ class Partly(keras.Model):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("regularizers_are_means")
 @pytest.mark.parametrize("part", ["half", *(pytest.param(each, marks=pytest.mark.long) for each in [*PARTS][1:])])
 def test_a_part_of_the_batch_counts_by_its_own_rows(four_devices, part):
     def trained(strategy):
