@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from toolkit import parallel, strategies
 from toolkit.errors import StrategyError
+from toolkit.strategies.step import exchanges
+from toolkit.strategies.step.gradients import Sum
 from toolkit.support.graphs import Differs, derives_from, differs
 
 X = np.random.default_rng(0).normal(size=(23, 6)).astype("float32")
@@ -204,3 +206,34 @@ def test_a_replicas_own_number_of_rows_differs_and_other_sizes_are_alike():
     step(tf.ones([2, 3]))
     by_data = ("rows", "rows, moved", "elements")
     assert seen == {name: Differs.BY_DATA if name in by_data else Differs.NOWHERE for name in seen}
+
+
+class OfNoExchange(Step):
+    """Gives a weight a gradient that comes from nothing that replicas have exchanged, and that differs between them."""
+
+    def use(self, tape, loss):
+        *gradients, last = tape.gradient(loss, self.trainable_variables)
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        number = tf.get_static_value(tf.convert_to_tensor(number))
+        self.put([*gradients, tf.fill(last.shape, float(number))])
+
+
+@pytest.mark.slow
+def test_a_gradient_that_comes_from_no_exchange_is_exchanged(four_devices):
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        given = keras.Input((6,))
+        model = OfNoExchange(given, keras.layers.Dense(1)(keras.layers.Dense(8)(given)))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(X, Y, batch_size=23, shuffle=False, verbose=0)
+    first, second = strategy.experimental_local_results(model.trainable_variables[-1].value)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, [-0.1 * 11 / 23], rtol=1e-6)  # Of the second replica's share.
+
+
+@pytest.mark.slow
+def test_a_gradient_that_no_exchange_takes_is_refused_by_its_variable(four_devices, monkeypatch):
+    monkeypatch.setattr(exchanges, "EXCHANGES", tuple(each for each in exchanges.EXCHANGES if each is not Sum))
+    with pytest.raises(StrategyError, match="gradient of dense_?[0-9]*/bias .*none of Shards takes it"):
+        fitted(strategies.create("mirrored", devices=four_devices[:2]), keras.Model)

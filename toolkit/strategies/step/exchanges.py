@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step import local_steps, overlap
 from toolkit.strategies.step.accumulation import Later
@@ -30,6 +31,9 @@ def exchange(sent: Gradients) -> list[int]:
 
     Returns:
         The numbers of those that are exchanged in a later step.
+
+    Raises:
+        StrategyError: No exchange takes one of them.
     """
     optimizer = sent.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
@@ -39,6 +43,12 @@ def exchange(sent: Gradients) -> list[int]:
     for each in exchanges:
         each.numbers = each.choose(left)
         left = [number for number in left if number not in each.numbers]
+    if left:
+        raise StrategyError(
+            asked=f"the gradient of {sent.variables[left[0]].path} is to become that of all replicas",
+            found=f"none of {', '.join(kind.__name__ for kind in kinds)} takes it, so replicas would drift apart",
+            remedy="Report this with the optimizer's and the strategy's settings: it is a mistake of this library's",
+        )
     if this_step.exchanges_overlap:
         now = sorted(number for each in exchanges if each.now for number in each.numbers)
         overlap.weights_first([sent.values[number] for number in now if isinstance(sent.values[number], tf.Tensor)])

@@ -152,7 +152,7 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
         variables,
         optimizer,
         weighted=provenance.weighted,
-        alike=provenance.identical | provenance.drawn,
+        alike=provenance.identical & (provenance.derived if share is not None else every) | provenance.drawn,
         scale=tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0,
     )
     later = exchanges.exchange(sent)
@@ -210,7 +210,9 @@ def _overwrite_with_averages(original: Callable, optimizer: Any, variables: Sequ
 # In the user's own step a tape has exchanged them already, and what comes to `optimizer.apply` was computed from
 # what it has returned: clipped, divided by a norm, added up. The graph shows what else went into it.
 #
-# - identical: nothing that differs between replicas. It stays as it is.
+# - identical: nothing that differs between replicas. It stays as it is if it comes from what they have exchanged. One
+#   that comes from no exchange, as of a penalty on weights, has its mean taken in a step of `fit`: that changes nothing
+#   if replicas have it alike, and none goes by itself should that not be so.
 # - drawn: random numbers too, which each replica draws for itself. The first replica's are taken: one device's.
 # - summed: anything else, such as this replica's loss. Weighted by the replica's share it is averaged once more, which
 #   changes nothing of what all have alike; a gradient that no tape has exchanged is exchanged here.
@@ -222,11 +224,13 @@ class Provenance:
 
     Attributes:
         identical: Those that all replicas have alike.
+        derived: Those that come from what replicas have exchanged.
         drawn: Those that differ by random numbers only.
         weighted: Those that are parts of a sum already: of a scaled loss, or in the user's own loop.
     """
 
     identical: frozenset[int] = frozenset()
+    derived: frozenset[int] = frozenset()
     drawn: frozenset[int] = frozenset()
     weighted: frozenset[int] = frozenset()
 
@@ -249,17 +253,20 @@ def provenance_of(
     parts = {number: tf.nest.flatten(grads[number], expand_composites=True) for number in every}
     if tf.executing_eagerly():
         exchanged = {id(each) for each in found.identical}
-        return Provenance(identical=frozenset(n for n in every if all(id(each) in exchanged for each in parts[n])))
+        identical = frozenset(n for n in every if all(id(each) in exchanged for each in parts[n]))
+        return Provenance(identical=identical, derived=identical)
     _check_shards(found.shards, parts, variables)
+    derived = frozenset(n for n, part in parts.items() if any(derives_from(each, found.identical) for each in part))
     together = differs([each for part in parts.values() for each in part], found.identical, found.drawn)
     if together is Differs.NOWHERE:
-        return Provenance(identical=every)
+        return Provenance(identical=every, derived=derived)
     how = {number: differs(part, found.identical, found.drawn) for number, part in parts.items()}
-    derived = {n for n, part in parts.items() if how[n] and any(derives_from(each, found.identical) for each in part)}
+    identical = frozenset(n for n, each in how.items() if each is Differs.NOWHERE)
     return Provenance(
-        identical=frozenset(n for n, each in how.items() if each is Differs.NOWHERE),
+        identical=identical,
+        derived=derived,
         drawn=frozenset(n for n in derived if how[n] is Differs.BY_DRAWS),
-        weighted=weighted - derived,
+        weighted=weighted - derived - identical,
     )
 
 
