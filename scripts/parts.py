@@ -30,7 +30,8 @@ CHECKS = {
 }
 SUITES = {
     "test": ("scripts/test", "-m", "not fault and not gpu and not long and not soak"),
-    "oldest versions": ("scripts/test-oldest",),
+    "oldest versions": ("scripts/test-oldest", "-m", "versions"),
+    "all on the oldest": ("scripts/test-oldest", "-m", "not long", "tests/strategies", "tests/parallel"),
     "next versions": ("scripts/test-next",),
     "first faults": ("scripts/test", "-m", "first and fault"),
     "long": ("scripts/test", "-m", "long and not fault and not soak"),
@@ -39,8 +40,8 @@ SUITES = {
     "gpu": ("scripts/test", "-m", "gpu"),
 }
 CI = ("test", "oldest versions", "next versions", "first faults")
-ALL = ("test", "long", "oldest versions", "next versions", "faults", "soak", "gpu")
-VERSIONS = ("oldest versions", "next versions")  # They run the same tests whatever has changed.
+ALL = ("test", "long", "oldest versions", "all on the oldest", "next versions", "faults", "soak", "gpu")
+VERSIONS = ("oldest versions", "all on the oldest", "next versions")  # They run the same tests whatever has changed.
 # tests/ mirrors toolkit/; beside the folder of its own name, each room is covered by these.
 ALSO_COVERED_BY = {
     "cluster": ("fuzz", "multiprocess"),

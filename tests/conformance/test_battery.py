@@ -89,8 +89,8 @@ LONG = {(strategy, "float64 with batch normalisation") for strategy in STRATEGIE
     ("parameter servers, sharded, rounds", "float32 adamw, clipped, averaged"),
     ("parameter servers, sharded, in turn", "float32 adam"),
 }
-# One of each way of training, which scripts/test-next tries.
-NEXT = {
+# One of each way of training, which is tried on other versions of Keras and TensorFlow.
+VERSIONS = {
     ("mirrored on 4", "float32 adam"),
     ("mirrored on 4, XLA", "float32 adam"),
     ("multi_worker of 2", "float32 adam"),
@@ -99,7 +99,9 @@ NEXT = {
 }
 CASES = [
     pytest.param(
-        *pair, id="-".join(pair), marks=[pytest.mark.long] * (pair in LONG) + [pytest.mark.next] * (pair in NEXT)
+        *pair,
+        id="-".join(pair),
+        marks=[pytest.mark.long] * (pair in LONG) + [pytest.mark.versions] * (pair in VERSIONS),
     )
     for pair in itertools.product(STRATEGIES, TRAININGS)
     if belongs(*pair)

@@ -81,7 +81,7 @@ def hold(cell, name, many, one):
             np.testing.assert_allclose(many[name][key], values, atol=tolerance, rtol=tolerance, err_msg=key)
 
 
-@pytest.mark.next
+@pytest.mark.versions
 @pytest.mark.parametrize("name", PLAIN)
 def test_the_plain_half_is_one_devices_on_two(name):
     names = tuple(PLAIN)

@@ -34,7 +34,7 @@ while not os.path.exists("go"): time.sleep(0.05)
 @pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.first
-@pytest.mark.next
+@pytest.mark.versions
 def test_the_first_that_fails_is_named_and_the_others_are_ended(launcher):
     code, _, err, seconds = launcher.run(
         "--workers=3", body="print('last words')\nif me == 1: sys.exit(3)\ntime.sleep(1000)"

@@ -78,7 +78,7 @@ def same(found, wanted, atol):
     ("build", "replicas", "dtype", "atol"),
     [
         (small_cnn, 3, "float64", 1e-10),
-        (small_cnn, 2, "float32", 1e-5),
+        pytest.param(small_cnn, 2, "float32", 1e-5, marks=pytest.mark.long),
         pytest.param(small_cnn, 2, "float64", 1e-10, marks=pytest.mark.long),
         pytest.param(small_cnn, 3, "float32", 1e-5, marks=pytest.mark.long),
         pytest.param(resnet, 2, "float64", 1e-10, marks=pytest.mark.long),
@@ -256,6 +256,7 @@ def test_a_recomputed_layer_exchanges_twice(four_devices):
     same(found, wanted, 2e-5)
 
 
+@pytest.mark.long
 def test_a_loss_that_is_differentiated_twice(four_devices):
     def build():
         model = InGradient()
@@ -272,6 +273,7 @@ class HalfMoments(L.BatchNormalization):
         return mean / 2, variance * 2
 
 
+@pytest.mark.long
 def test_moments_of_a_class_of_ones_own_stay(four_devices):
     build = lambda: dense(HalfMoments())  # noqa: E731
     found, wanted = trained(build, ROWS, mirrored(four_devices, 3))[1], trained(build, ROWS)[1]

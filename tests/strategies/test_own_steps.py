@@ -166,7 +166,7 @@ def test_reduce_of_a_nest_is_of_each_leaf(four_devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", ["tf", "keras"])
+@pytest.mark.parametrize("draw", [pytest.param("tf", marks=pytest.mark.long), "keras"])
 def test_noise_of_a_seed_that_is_written_out_is_the_whole_batchs(four_devices, draw):
     class Noisy(keras.Model):
         def __init__(self):

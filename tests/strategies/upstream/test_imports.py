@@ -7,7 +7,7 @@ import pytest
 
 import toolkit
 
-pytestmark = pytest.mark.next
+pytestmark = pytest.mark.versions
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import toolkit

@@ -16,7 +16,7 @@ from toolkit.strategies.upstream import private, replaced, table
 from toolkit.strategies.upstream.table import Row
 from toolkit.strategies.upstream.wrapping import Replaced
 
-pytestmark = pytest.mark.next
+pytestmark = pytest.mark.versions
 TESTS = pathlib.Path(__file__).resolve().parents[2]
 ROOM = TESTS.parent / "toolkit" / "strategies" / "upstream"
 # Classes of which a model, an optimizer or a metric may have methods of its own.
