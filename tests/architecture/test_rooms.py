@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import toolkit
+from toolkit.strategies.context import Step
 
 ROOT = pathlib.Path(toolkit.__file__).parent.parent
 LIBRARY = ROOT / "toolkit"
@@ -135,3 +136,22 @@ def test_importing_costs_no_tensorflow(statement):
 def test_an_unknown_wing_is_an_attribute_error():
     with pytest.raises(AttributeError, match="kitchen"):
         toolkit.kitchen  # noqa: B018
+
+
+def attributes_set(path):
+    """The attributes of `this_step` that a file sets."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "having":
+            yield from (each.arg for each in node.keywords)  # None: what replicas.py knows of a replica.
+        elif isinstance(node, ast.Assign):
+            yield from (each.attr for each in node.targets if re.fullmatch(r"this_step\.\w+", ast.unparse(each)))
+
+
+def test_a_step_says_which_file_sets_which_of_its_attributes():
+    said = {
+        path: set(re.findall(r"\w+", names.replace("all from strategy to on_cpus", "None")))
+        for path, names in re.findall(r"- `(\S+)`, where .*?: (.*)\.$", Step.__doc__, re.MULTILINE)
+    }
+    files = [path for path in LIBRARY.rglob("*.py") if path.name != "context.py"]
+    found = {str(path.relative_to(LIBRARY)): {str(each) for each in attributes_set(path)} for path in files}
+    assert said == {path: names for path, names in found.items() if names}

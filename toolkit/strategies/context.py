@@ -16,6 +16,27 @@ _NOBODY: Mapping[Any, Any] = MappingProxyType({})
 class Step(threading.local):
     """What is true for a replica's step, in this thread. Outside of steps it is that of one replica.
 
+    Which file sets what, in the order of a step (`tests/architecture` compares it with the code):
+
+    - `strategies/pipelines.py`, where Keras's loop asks for data: iterator.
+    - `strategies/fit/models.py`, where a script gives a batch: on_batch.
+    - `strategies/step/replicas.py`, where a strategy calls one: all from strategy to on_cpus; rows, whole, divided.
+    - `strategies/step/trial.py`, where the step is tried without values: recorded, inlines; noted.
+    - `strategies/step/train_step.py`, where it is made: draws, xla, inlines.
+    - `strategies/step/share.py`, where it is given its share of the batch: share, piece.
+    - `strategies/step/draws.py`, where a layer draws for some units: draws.
+    - `strategies/step/view.py`, where it sees the whole batch: view, draws.
+    - `strategies/step/xla.py`, where it is compiled in pieces: xla, piece.
+    - `strategies/step/collectives.py`, where it exchanges nothing: is_local, count, place, members.
+    - `strategies/fit/recompute.py`, where a layer is computed again in the backward pass: recomputes.
+    - `strategies/step/optimizer.py`, where an optimizer is given gradients: summed, updates_own.
+    - `strategies/step/accumulation.py`, where it adds them up: later, accumulates.
+    - `strategies/step/sharded_optimizer.py`, where it has parts of variables: squares, parts.
+    - `strategies/parameter_servers/worker_step.py`, where a worker makes the step: ps_step.
+    - `strategies/parameter_servers/rounds.py`, where that is its share of a round's: whole, draws.
+    - `strategies/parameter_servers/variables.py`, where variables have other values: ps_scopes.
+    - `parallel/plan/trace.py`, where a plan looks at a model: planned.
+
     Attributes:
         strategy: The replica's strategy; None outside of a replica.
         options: The strategy's `Options`.
@@ -52,7 +73,7 @@ class Step(threading.local):
         on_batch: "train", "test" or "predict" while a script has a single batch trained on, tested or predicted.
         ps_step: The step of parameter servers that is traced.
         ps_scopes: The scopes in which their variables have other values.
-    planned: What a plan records of the layers that are called, while it looks at a model.
+        planned: What a plan records of the layers that are called, while it looks at a model.
     """
 
     strategy: Any = None
