@@ -85,6 +85,46 @@ def test_words_and_positions_are_learned_as_on_one_device(four_devices, name):
         np.testing.assert_allclose(mine, theirs, atol=2e-7)
 
 
+class OfAnyLength(keras.Model):
+    """Texts of any length, with a table of positions and one that is looked up by words and by classes."""
+
+    def __init__(self, compared):
+        super().__init__()
+        self.compared = compared
+        self.words, self.positions, self.last = (
+            keras.layers.Embedding(12, 3),
+            keras.layers.Embedding(9, 3),
+            keras.layers.Dense(2),
+        )
+
+    def call(self, x):
+        found = self.words(x) + self.positions(tf.range(start=0, limit=tf.shape(x)[-1], delta=1))
+        found = tf.reduce_mean(found, 1)
+        if self.compared:  # The step is given the whole batch, and looks positions up by itself.
+            found *= 1.0 + tf.reduce_mean(found, 0)
+        return self.last(found + tf.reduce_sum(self.words(tf.constant([1, 3, 3])), 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compared", [False, True])
+def test_rows_that_no_example_chooses_are_added_whatever_a_batchs_length(four_devices, compared):
+    lengths = np.random.default_rng(2).integers(3, 8, 32)
+    texts = [list(row[:length]) for row, length in zip(np.tile(WORDS, 2), lengths, strict=True)]
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = OfAnyLength(compared)
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+        given = tf.data.Dataset.from_tensor_slices(tf.ragged.constant(texts))
+        given = given.map(lambda x: (x, tf.cast(x[:2], tf.float32))).padded_batch(7)
+        model.fit(given, epochs=2, shuffle=False, verbose=0)
+        return np.concatenate([*map(np.ravel, model.get_weights())])
+
+    two = trained(strategies.create("mirrored", devices=four_devices[:2]))
+    np.testing.assert_allclose(two, trained(tf.distribute.get_strategy()), atol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_step_in_which_one_replica_overflows_is_left_out_by_all(four_devices):
     images = np.random.default_rng(2).uniform(size=(32, 4)).astype("float32")

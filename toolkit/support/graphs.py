@@ -62,14 +62,19 @@ def is_elementwise(operation: "tf.Operation") -> bool:
     return operation.type in _ELEMENTWISE
 
 
-def same_everywhere(indices: Any) -> bool:
-    """Returns whether indices depend on no example: only on constants, variables and shapes."""
-    # Replicas may differ in the sizes that aren't known here.
+def same_everywhere(
+    indices: Any, same: "Collection[tf.Tensor]" = (), is_alike: "Callable[[tf.Operation], bool]" = lambda _: False
+) -> bool:
+    """Returns whether indices depend on no example: only on constants, variables, known sizes, and what is given.
+
+    Args:
+        indices: A tensor.
+        same: Those that are known to be the same on all replicas.
+        is_alike: As of `differs`.
+    """
     import tensorflow as tf
 
-    if tf.executing_eagerly() or not indices.shape.is_fully_defined():
-        return False
-    return differs([indices]) is Differs.NOWHERE
+    return not tf.executing_eagerly() and differs([indices], same, is_alike=is_alike) is Differs.NOWHERE
 
 
 class Differs(enum.IntEnum):
@@ -81,7 +86,10 @@ class Differs(enum.IntEnum):
 
 
 def differs(
-    tensors: "Iterable[tf.Tensor]", same: "Collection[tf.Tensor]" = (), drawn: "Collection[tf.Tensor]" = ()
+    tensors: "Iterable[tf.Tensor]",
+    same: "Collection[tf.Tensor]" = (),
+    drawn: "Collection[tf.Tensor]" = (),
+    is_alike: "Callable[[tf.Operation], bool]" = lambda _: False,
 ) -> Differs:
     """Returns how the replicas' tensors differ.
 
@@ -89,6 +97,7 @@ def differs(
         tensors: Of the graph that is being traced, or of one around it.
         same: Those that are known to be the same.
         drawn: Those from which each replica draws its own numbers, such as seeds.
+        is_alike: Whether an operation's results are known to be the same.
     """
     known, seeds = {id(each) for each in same}, {id(each) for each in drawn}
     found = Differs.NOWHERE
@@ -104,7 +113,7 @@ def differs(
         operation = tensor.op
         # Between two reads of a variable, each replica may have set it to another value.
         key = (operation, reader) if tensor.dtype == "resource" else operation
-        if key in seen or _is_known_size(operation):
+        if key in seen or _is_known_size(operation) or is_alike(operation):
             continue
         seen.add(key)
         if operation.type == "Placeholder":

@@ -31,6 +31,7 @@ from toolkit.strategies.variables import optimizers_of
 _LOG = logging.getLogger(__name__)
 _NOTED = "_toolkit_noted_statistics"
 _UNUSED = "_toolkit_unused"
+_SIZED = (tf.TensorSpec, tf.SparseTensorSpec)
 _ABSENT = ("OptionalSpec", "NoneTensorSpec")  # Keras's placeholders for missing labels or weights.
 
 
@@ -91,12 +92,22 @@ def _check_states(model: Any, batch: int, count: int) -> None:
                 )
 
 
-def batch_spec(spec: Any) -> Any:
-    """Returns the spec of one replica's batch from that of a distributed dataset's element."""
+def batch_spec(spec: Any, *, of_share: bool = False) -> Any:
+    """Returns the spec of a batch from that of a distributed dataset's element.
+
+    Args:
+        spec: Of replicas' parts.
+        of_share: Whether it is to be that of one replica's part.
+    """
 
     def one(leaf: Any) -> Any:
-        leaf = leaf._value_specs[0] if hasattr(leaf, "_value_specs") else leaf  # Of a PerReplica.
-        return None if type(leaf).__name__ in _ABSENT else leaf
+        parts = getattr(leaf, "_value_specs", (leaf,))  # Of a PerReplica.
+        if type(parts[0]).__name__ in _ABSENT:
+            return None
+        sizes = [each.shape[0] for each in parts if isinstance(each, _SIZED) and each.shape.rank]
+        if of_share or isinstance(spec, Part) or len(sizes) < len(parts) or None in sizes:
+            return parts[0]
+        return type(parts[0])([sum(sizes), *parts[0].shape[1:]], parts[0].dtype)  # Which a script may have written out.
 
     return tf.nest.map_structure(one, spec.batch if isinstance(spec, Part) else spec)
 
@@ -168,7 +179,7 @@ def _run_step(model: keras.Model, data: Any, step: str) -> None:
 
 
 def _tried(step: Callable, data: Any) -> Any:
-    """Runs a step on batches of any size, or, where it asks for one, of that of a replica's share."""
+    """Runs a step on batches of any size, or, where it asks for one, of the data's."""
 
     def of_any_size(leaf: Any) -> Any:
         dense = isinstance(leaf, (tf.TensorSpec, tf.Tensor)) and leaf.shape.rank

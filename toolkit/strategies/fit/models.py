@@ -90,7 +90,8 @@ def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any 
     training = trains(iterator) and this_step.on_batch != "test"
     building.check(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
     if iterator is not None:
-        data_batch = building.batch_spec(iterator._distributed_dataset.element_spec)
+        spec = iterator._distributed_dataset.element_spec
+        data_batch = building.batch_spec(spec, of_share=has_one_size(model))
     building.build(model, data_batch, trains=training)
     recreate_in_scope(model)  # Metrics that were made outside are among the model's now.
 

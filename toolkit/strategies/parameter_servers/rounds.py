@@ -80,6 +80,7 @@ class Rounds:
             batch = stream.batch(0, first, data, share=index, shares=self.shares)
             rows = stream.rows_of(batch)
             share = RoundShare(rows, lambda: stream.rows(first), index, self.shares, self.note)
+            share.of_batch(batch)
             step = ShareStep(self, scope, index)
             found = outside(lambda: shown(model, model.train_step, batch, stream.whole))
             if found.opened or found.sums:
@@ -87,8 +88,7 @@ class Rounds:
             with (
                 tracing(step, scope),
                 entered(share),
-                this_step.having(whole=stream.whole),
-                this_step.having(draws=Draws(share, batch)),
+                this_step.having(whole=stream.whole, draws=Draws(share)),
                 functions.python_gradients() as of_python,
                 functions.reports_of(variables, "train") as reports,
             ):

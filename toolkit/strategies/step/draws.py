@@ -35,13 +35,10 @@ class Draws:
 
     Args:
         share: The replica's share of the batch.
-        data: Its part of the batch, in any structure.
     """
 
-    def __init__(self, share: Share, data: Any) -> None:
+    def __init__(self, share: Share) -> None:
         self.share = share
-        by_example = [leaf for number, leaf in enumerate(tf.nest.flatten(data)) if number not in this_step.whole]
-        self._batch = [each for each in by_example if isinstance(each, tf.Tensor)]
 
     def drawn(self, draw: Callable, shape: tf.Tensor, counter: tf.Tensor, each: int, counts: int) -> tf.Tensor:
         """Returns this replica's rows of a draw, to which it skips.
@@ -99,7 +96,7 @@ class Draws:
         if sizes is None:
             return 0
         unknown = [n for n, size in enumerate(sizes) if size is None]
-        return next((n for n in unknown if counts_the_batch(shape, n, self._batch)), None)
+        return next((n for n in unknown if counts_the_batch(shape, n, self.share.batch)), None)
 
     def _is_multiple(self, shape: tf.Tensor) -> bool:
         """Whether a shape whose origin isn't known is one of rows: a single row divides everything."""
@@ -141,7 +138,7 @@ class UnitDraws(Draws):
     """
 
     def __init__(self, share: Share, rows: tf.Tensor) -> None:
-        super().__init__(share, ())
+        super().__init__(share)
         self._rows = _int64(rows)
 
     def drawn(self, draw: Callable, shape: tf.Tensor, counter: tf.Tensor, each: int, counts: int) -> tf.Tensor:  # noqa: ARG002

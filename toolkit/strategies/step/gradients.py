@@ -14,6 +14,8 @@ import tensorflow as tf
 from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among
 from toolkit.strategies.step import collectives, overlap
+from toolkit.strategies.step.rows import counts_the_batch
+from toolkit.strategies.step.share import exchanged_in_graph
 from toolkit.support.graphs import same_everywhere
 
 
@@ -142,9 +144,18 @@ def summed(gradients: list) -> list:
     Args:
         gradients: Tensors or `tf.IndexedSlices`, in the order in which they are known.
     """
+    known = (exchanged_in_graph() if this_step.share is None else this_step.share.in_graph).identical
+    looked_up = [_lookups(each, known) for each in gradients]
+    totals = iter(_summed([each for parts in looked_up for each in parts], known))
+    return [_joined([next(totals) for _ in parts]) for parts in looked_up]
+
+
+def _summed(gradients: list, known: list) -> list:
     # If rows are the same on every replica, such as positions in a sequence, they are added before they are squared,
     # as on one device. Rows that depend on the examples, such as words, are concatenated.
-    alike = [isinstance(gradient, tf.IndexedSlices) and same_everywhere(gradient.indices) for gradient in gradients]
+    rows = [gradient.indices if isinstance(gradient, tf.IndexedSlices) else None for gradient in gradients]
+    alike = [each is not None and same_everywhere(each, known) for each in rows]
+    by_length = [each is not None and same_everywhere(each, known, _is_length) for each in rows]
     given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
     dtype, size = sent_as(), this_step.options.gradients.bytes_per_pack
     if this_step.on_cpus:
@@ -155,9 +166,52 @@ def summed(gradients: list) -> list:
     else:
         totals = _by_tensorflow(given, size or 0, dtype)
     return [
-        tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else total
-        for total, gradient, same in zip(totals, gradients, alike, strict=True)
+        tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else _added(total) if length else total
+        for total, gradient, same, length in zip(totals, gradients, alike, by_length, strict=True)
     ]
+
+
+def _lookups(gradient: Any, known: list) -> list:
+    """Returns the gradients by each lookup of a table, which TensorFlow concatenates, if some are of the same rows."""
+    made = gradient.indices.op if isinstance(gradient, tf.IndexedSlices) and not tf.executing_eagerly() else None
+    indices = list(made.inputs)[:-1] if made is not None and made.type == "ConcatV2" else []
+    if not any(same_everywhere(each, known, _is_length) for each in indices):
+        return [gradient]
+    values = tf.split(gradient.values, [tf.size(each) for each in indices])
+    return [tf.IndexedSlices(*each, gradient.dense_shape) for each in zip(values, indices, strict=True)]
+
+
+def _joined(parts: list) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    values, indices = (tf.concat(each, 0) for each in zip(*((x.values, x.indices) for x in parts), strict=True))
+    return tf.IndexedSlices(values, indices, parts[0].dense_shape)
+
+
+def _is_length(operation: tf.Operation) -> bool:
+    """Whether an operation returns a size of the batch's that isn't its rows, such as how long its texts are."""
+    if this_step.share is None or operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
+        return False
+    return not counts_the_batch(operation.outputs[0], 0, this_step.share.batch)
+
+
+def _added(total: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds the rows of all replicas, one after another, if they are the same ones: their data may be of other lengths.
+
+    Args:
+        total: All replicas' rows, which depend on no example, but on the length of each's part of the batch.
+    """
+    count, size = this_step.count, tf.size(total.indices)
+    indices = tf.reshape(total.indices[: size // count * count], [count, -1])
+    same = tf.logical_and(size % count == 0, tf.reduce_all(indices == indices[:1]))
+    shape = tf.concat([[count, -1], tf.shape(total.values)[1:]], 0)
+    values, indices = tf.cond(
+        same,
+        lambda: (tf.reduce_sum(tf.reshape(total.values, shape), 0), indices[0]),
+        lambda: (total.values, total.indices),
+    )
+    values.set_shape([None, *total.values.shape[1:]])
+    return tf.IndexedSlices(values, indices, total.dense_shape)
 
 
 def of_first(gradient: Any) -> Any:

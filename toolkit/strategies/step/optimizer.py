@@ -313,6 +313,12 @@ def check_branch(optimizer: Any, grads: list, variables: Sequence, provenance: P
         found = "the optimizer's state is sharded, and replicas bring parts of weights together"
     elif getattr(optimizer, "gradient_accumulation_steps", None):
         found = "the optimizer accumulates gradients, and exchanges them in its own branch"
+    if found and this_step.share.in_function:
+        raise StrategyError(
+            asked=f"{type(optimizer).__name__}.apply was called in a tf.function with jit_compile=True within the step",
+            found="XLA compiles such a function as a whole, and replicas can't meet in it",
+            remedy="Leave jit_compile out there: compile the model with jit_compile=True",
+        )
     if found:
         raise StrategyError(
             asked=f"{type(optimizer).__name__}.apply was called in a tf.cond or a loop, where replicas can't meet",

@@ -650,8 +650,11 @@ def _axis_of(sizes: tf.Tensor, n: int) -> tuple[tf.Tensor, int] | None:
             n -= each.shape[0]
     if op.type == "StridedSlice" and not any(op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis")):
         begin, stride = (tf.get_static_value(each) for each in (op.inputs[1], op.inputs[3]))
-        if begin is not None and stride is not None and len(begin) == 1 and begin[0] >= 0:
-            return _axis_of(op.inputs[0], (0 if op.get_attr("begin_mask") else int(begin[0])) + n * int(stride[0]))
+        count = op.inputs[0].shape[0] if op.inputs[0].shape.rank == 1 else None
+        if begin is not None and stride is not None and len(begin) == 1 and (begin[0] >= 0 or count is not None):
+            before = 0 if begin[0] >= 0 else count or 0  # Some axes are counted from the end.
+            first = 0 if op.get_attr("begin_mask") else int(begin[0]) + before
+            return _axis_of(op.inputs[0], first + n * int(stride[0]))
     return None
 
 

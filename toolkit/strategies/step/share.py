@@ -85,6 +85,7 @@ class Share:
         at_tape: Whether gradients are exchanged where a tape returns them.
         has_gradients: Is given gradients that a tape has returned and that are this replica's; None if nobody asks.
         differentiates: Whether a tape is at work now.
+        batch: The tensors of the replica's part of the batch.
         in_graph: What tapes have exchanged.
         sums: Whether losses that are differentiated are sums over examples, and not means.
     """
@@ -98,6 +99,7 @@ class Share:
         self.at_tape = at_tape
         self.sums = False
         self.has_own = has_own
+        self.batch: list[tf.Tensor] = []
         self.in_graph = exchanged_in_graph()
         self._graph = _graph()
         self.scaled: list[tf.Tensor] = []
@@ -106,10 +108,26 @@ class Share:
         self._made: dict[str, tf.Tensor] = {}  # Of the properties below.
         self._weight = weight
 
+    def of_batch(self, data: Any) -> "Share":
+        """Records the replica's part of a batch, in any structure, and returns the same."""
+        leaves = [leaf for number, leaf in enumerate(tf.nest.flatten(data)) if number not in this_step.whole]
+        self.batch = [each for each in leaves if isinstance(each, tf.Tensor)]
+        return self
+
     @property
     def in_branch(self) -> bool:
         """Whether a branch, a loop or a function in the step is being traced, where replicas can't exchange."""
         return _graph() is not self._graph
+
+    @property
+    def in_function(self) -> bool:
+        """Whether that is a function, and neither a branch nor a loop, nor in one."""
+        graph = _graph()
+        while graph is not None and graph is not self._graph:
+            if getattr(graph, "is_control_flow_graph", False):
+                return False
+            graph = getattr(graph, "outer_graph", None)
+        return self.in_branch
 
     @property
     def weight(self) -> tf.Tensor:

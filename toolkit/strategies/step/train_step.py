@@ -9,6 +9,7 @@ After that stand replicas without examples, `predict_step`, how steps are counte
 
 import contextlib
 import functools
+import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -39,6 +40,7 @@ from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.strategies.upstream.wrapping import attach
 from toolkit.strategies.variables import optimizers_of
 
+_LOG = logging.getLogger(__name__)
 _TEST_STEP = keras.Model.test_step  # Keras's own, which computes no means in a branch.
 _SEEDS = "global_seed_generator"  # Keras's name for it.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
@@ -55,8 +57,8 @@ class ReplicaStep:
     """
 
     def __init__(self, model: Any, name: str) -> None:
-        self._model, self._name, self._step = model, name, getattr(model, name)
-        functools.update_wrapper(self, self._step)
+        self._model, self._name, self._step = model, name, _without_xla(getattr(model, name))
+        functools.update_wrapper(self, self._step, updated=())  # Without what TensorFlow knows a tf.function by.
         self._trains = name == "train_step"
         self._tries = Tries(model)
         self._seeds = _global_seeds(model)
@@ -93,7 +95,7 @@ class ReplicaStep:
         share.sums = found.sums
         if not has_one_size(self._model):
             data = of_any_size(data, this_step.whole)  # As a trial has seen it, and so that rows are told from others.
-        by_row = this_step.having(draws=Draws(share, data))
+        by_row = this_step.having(draws=Draws(share))
         with entered(share), by_row, inlining(), results_noted(self._model) as noted:
             logs = self._computed(data, share)
             return _of_all_replicas(logs, noted, share=share, of=found.logs)
@@ -102,7 +104,7 @@ class ReplicaStep:
         """Makes a step that sees the whole batch, and whose layers compute this replica's rows."""
         if (use := xla.use_of(self._model)) is not None:
             use.say(f"{self._name} is computed without XLA, as it computes with the whole batch")
-        view = View(share, data, found.trial, f"{type(self._model).__name__}.{self._name}")
+        view = View(share, found.trial, f"{type(self._model).__name__}.{self._name}")
         with results_noted(self._model) as noted:
             with view.entered(), inlining(), state_of_own(self._model, share), rows_stay_together():
                 logs = self._step(view.open(data))
@@ -130,8 +132,8 @@ def replica_share(data: Any, **given: Any) -> Share:
         **given: As of `Share`.
     """
     if this_step.rows is None:
-        return Share(row_count(data), **given)
-    return Share(this_step.rows, has_own=this_step.rows > 0, **given)
+        return Share(row_count(data), **given).of_batch(data)
+    return Share(this_step.rows, has_own=this_step.rows > 0, **given).of_batch(data)
 
 
 def uses_gradients(model: keras.Model, step: Callable) -> bool:
@@ -270,12 +272,12 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
 
     if not found.opened:
         share = replica_share(data)
-        with this_step.having(draws=Draws(share, data)):  # Noise in predictions, as of dropout that stays on.
+        with this_step.having(draws=Draws(share)):  # Noise in predictions, as of dropout that stays on.
             return parts(predict(model, of_any_size(data, this_step.whole)))
     if use is not None:
         use.say("predict_step is computed without XLA, as it computes with the whole batch")
     share = replica_share(data)
-    view = View(share, data, found.trial, f"{type(model).__name__}.predict_step", sized=False)
+    view = View(share, found.trial, f"{type(model).__name__}.predict_step", sized=False)
     with view.entered(), inlining(), rows_stay_together():
         outputs = parts(original(model, view.open(data)), view.cut)
     view.describe()
@@ -372,6 +374,22 @@ def _counted(original: Callable, model: Any, data: Any) -> Any:
 # converted by AutoGraph as usual. A function that XLA is asked to compile stays a function.
 #
 # TensorFlow has no public hook for it; `tests/strategies/test_inlining.py` fails when it changes.
+
+
+def _without_xla(step: Callable) -> Callable:
+    """Returns a model's step, traced without XLA if it is a function that XLA is asked to compile as a whole.
+
+    Replicas can't meet in such a one. What XLA may compile between their exchanges, `compile(jit_compile=True)` says.
+    """
+    if not getattr(step, "_jit_compile", False):
+        return step
+    function: Any = step
+    _LOG.warning(
+        "%s is a tf.function with jit_compile=True, in which replicas can't exchange anything: it is computed without "
+        "XLA. Leave the decorator out, and compile the model with jit_compile=True",
+        function.__name__,
+    )
+    return tf.function(function.python_function, autograph=function._autograph)
 
 
 def inlining() -> contextlib.AbstractContextManager[None]:

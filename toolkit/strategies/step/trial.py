@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
-from toolkit.strategies.step.trusted import is_by_row
+from toolkit.strategies.step.trusted import have_as_many_rows, is_by_row
 from toolkit.strategies.upstream import private, replaced
 from toolkit.support.graphs import outside
 
@@ -118,7 +118,7 @@ class Trial:
         """
         for each in metrics:
             self._assigned.pop(id(each), None)
-        inner = [self._opens(each) for each in self.calls if isinstance(each.of, keras.layers.Layer)]
+        inner = [self._opens(each) for each in self.calls]
         by_row = not any(inner)
         if by_row and own:
             by_row = self._is_by_row()
@@ -162,9 +162,10 @@ class Trial:
         return True
 
     def _opens(self, call: Call) -> bool:
-        """Whether a layer's call, or one within it, needs the whole batch."""
-        inner = [self._opens(each) for each in call.calls if isinstance(each.of, keras.layers.Layer)]
-        call.opened = any(inner) or self._mixes(call)
+        """Whether the call of a layer, a loss or a reduction, or one within it, needs the whole batch."""
+        inner = [self._opens(each) for each in call.calls]
+        mixes = self._mixes(call) if isinstance(call.of, keras.layers.Layer) else not have_as_many_rows(call.inputs)
+        call.opened = any(inner) or mixes
         return call.opened
 
     def _mixes(self, call: Call) -> bool:

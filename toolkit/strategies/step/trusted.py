@@ -167,8 +167,21 @@ def is_by_row(layer: Any, given: Iterable[Any] = ()) -> bool:
         layer: Any.
         given: The tensors that it is called with.
     """
+    tensors = list(given)
     # Those of masks are no axes of what a layer computes with.
-    return _is_trusted(layer, [x.shape.rank for x in given if x.dtype != tf.bool and x.shape.rank != 0])
+    ranks = [x.shape.rank for x in tensors if x.dtype != tf.bool and x.shape.rank != 0]
+    return have_as_many_rows(tensors) and _is_trusted(layer, ranks)
+
+
+def have_as_many_rows(tensors: Iterable[Any]) -> bool:
+    """Returns whether no tensor has as many rows as the batch because a script has written that number out.
+
+    Of a batch of any size such a tensor has other rows than what stands beside it: all of them on each replica.
+
+    Args:
+        tensors: What something is given that computes by row, with shapes as they are when it is traced.
+    """
+    return len({x.shape[0] for x in tensors if x.shape.rank} - {1}) <= 1
 
 
 def has_value_by_row(loss: keras.losses.Loss, predictions: Any) -> bool:

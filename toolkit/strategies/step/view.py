@@ -11,6 +11,9 @@ rows the gradient is divided by the replica's share w, as gradients are multipli
     cut(whole): own rows;              gradient: the rows of all of (upstream * w)
     mean(own), a scalar: sum of w * x; gradient: the upstream
 
+A tensor has as many rows as the batch, and is no part of it, where a script has written that number out: noise beside the
+batch, a first state. A layer that is given both isn't given parts; every replica computes it of the whole batch.
+
 What a step draws between layers is the same on every replica; a metric that it updates counts each row once.
 """
 
@@ -59,7 +62,7 @@ class ViewShare(WholeShare):
 
     def __init__(self, rows: Share) -> None:
         super().__init__()
-        self.at_tape = rows.at_tape
+        self.at_tape, self.batch = rows.at_tape, rows.batch
         self._rows = rows
 
     @property
@@ -67,13 +70,14 @@ class ViewShare(WholeShare):
         """The weight of this replica's gradients in the exchange."""
         return self._rows.weight
 
+    keeps_whole = Share.keeps_whole  # One replica updates it, and the others' states don't count.
+
 
 class View:
     """The whole batch, for one replica's step.
 
     Args:
         rows: The share of this replica's rows.
-        data: These rows.
         trial: What is known of the step; None if it couldn't be traced without values.
         name: The step, for a message.
         sized: Whether all replicas have as many rows as this one, if the batch's shape shows their number.
@@ -84,12 +88,12 @@ class View:
         replicated: As of `Trial`.
     """
 
-    def __init__(self, rows: Share, data: Any, trial: Trial | None, name: str, *, sized: bool = True) -> None:
+    def __init__(self, rows: Share, trial: Trial | None, name: str, *, sized: bool = True) -> None:
         replaced.LAYER.answer(view=_call_layer)
         replaced.OPERATION_SEED.answer(view=_seed)
         self.share = ViewShare(rows)
         self.seeds = itertools.count(1)
-        self._draws = Draws(rows, data)
+        self._draws = Draws(rows)
         self.replicated = trial is not None and trial.replicated
         self._rows, self._trial, self._name = rows, trial, name
         self._sized = sized and this_step.rows is None
@@ -136,13 +140,10 @@ class View:
         if self.share.in_branch:  # Replicas can't exchange rows in a branch or a loop; each computes all.
             return original(layer, *args, **kwargs)
         record = self._next(layer)
-        if self.replicated:
-            opened = True
-        elif record is None:
-            tensors = [x for x in keras.tree.flatten((args, kwargs)) if tf.is_tensor(x)]
-            opened = not is_by_row(layer, tensors) or not self.is_any_by_row((args, kwargs))
-        else:
-            opened = record.opened or not self.is_any_by_row((args, kwargs))
+        tensors = [x for x in keras.tree.flatten((args, kwargs)) if tf.is_tensor(x)]
+        of_rows = [is_row_dimension(each) for each in record.inputs] if record is not None else [True] * len(tensors)
+        opened = self.replicated or not self.is_any_by_row([*itertools.compress(tensors, of_rows)])
+        opened = opened or (record.opened if record is not None else not is_by_row(layer, tensors))
         if opened:
             self._calls.append(_layers(record.calls if record is not None else []))
             try:
@@ -151,7 +152,6 @@ class View:
                 self._calls.pop()
         outputs = iter(record.outputs if record is not None else ())
         reads = lambda: self._trial.reads(next(outputs, None)) if record is not None else Reads()  # type: ignore[union-attr] # noqa: E731
-        of_rows = None if record is None else [is_row_dimension(each) for each in record.inputs]
         kept: list = []
 
         def computed(args: Any, kwargs: Any) -> tuple:
@@ -195,6 +195,9 @@ class View:
                 share = self._rows.of_part(
                     rows, x
                 )  # It may be a part of the batch: every third row, what a mask leaves.
+            sized = self._trial is not None and isinstance(rows, tf.Tensor) and not tf.executing_eagerly()
+            if sized and rows.shape.rank and rows.shape[0] is not None:  # So that rows are told from other sizes.
+                return attached(rows, _of_any_size(rows), _of_any_size)
             return rows
 
         args, kwargs = keras.tree.map_structure(own, (args, kwargs))
@@ -214,7 +217,7 @@ class View:
 
     def update(self, update: Callable, args: Any, kwargs: Any) -> Any:
         """Updates a metric so that each row counts once."""
-        if self.is_any_by_row((args, kwargs)):
+        if self.are_by_row((args, kwargs)):
             return self.by_row(lambda args, kwargs: update(*args, **kwargs), args, kwargs, "a metric")
         if this_step.replica != 0:
             return None
