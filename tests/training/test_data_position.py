@@ -62,6 +62,22 @@ class Sequence(keras.utils.PyDataset):
         np.random.shuffle(self.order)
 
 
+class Growing(keras.utils.PyDataset):
+    """Has another length in each epoch, which on_epoch_begin or on_epoch_end changes."""
+
+    def __init__(self, by, changes):
+        super().__init__()
+        self.count = 3 if by > 0 else 5
+        setattr(self, changes, lambda: setattr(self, "count", self.count + by))
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return X[rows] + self.count, Y[rows]
+
+
 def tensors(folder):
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT).batch(BATCH).prefetch(2)
 
@@ -200,6 +216,34 @@ def test_stopped_and_resumed_the_weights_are_those_of_an_undisturbed_run(tmp_pat
         for mine, theirs in zip(more["figures"][1:], summary["figures"][1:], strict=True):
             exact = [float(value) for value in theirs]
             assert [float(v) for v in mine] == (exact if replicas == 1 else pytest.approx(exact, rel=1e-6))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("changes", ["on_epoch_begin", "on_epoch_end"])
+@pytest.mark.parametrize("by", [1, -1])
+def test_data_whose_length_changes_with_each_epoch_goes_on_with_it(tmp_path, four_devices, caplog, by, changes):
+    def make(_):
+        return Growing(by, changes)
+
+    undisturbed, summary = train(tmp_path / "a", four_devices, make, replicas=2)
+    for name, stop in {"within": {"steps": 5}, "between": {"epoch": 1}}.items():
+        with pytest.raises(StoppedBySignal):
+            train(tmp_path / name, four_devices, make, replicas=2, extra=[StopAfter(**stop)])
+        resumed, more = train(tmp_path / name, four_devices, make, replicas=2, resume=True)
+        assert more["steps"] == summary["steps"], name
+        assert same(resumed, undisturbed), name
+    assert "uninterrupted" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_length_that_something_else_has_changed_is_said(tmp_path, four_devices, caplog):
+    data = Growing(1, "on_epoch_end")
+    lengthens = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: setattr(data, "count", 9))
+    with pytest.raises(StoppedBySignal):
+        train(tmp_path / "run", four_devices, lambda _: data, extra=[lengthens, StopAfter(epoch=1)])
+    train(tmp_path / "run", four_devices, lambda _: Growing(1, "on_epoch_end"), resume=True)
+    assert "The data has 6 batches now and had 11 at the checkpoint" in caplog.text
 
 
 @pytest.mark.slow

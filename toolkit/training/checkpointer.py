@@ -104,6 +104,8 @@ class Checkpointer(keras.callbacks.Callback):
         self.callbacks.begin()
         if self.resumed is not None and not self.progress.resumed.batch:
             self._restore_host(self.resumed)
+        if self.data is not None:
+            self.data.begin()
         if self.data is not None or self.progress.resumed.batch:
             # `fit` can't begin an epoch in its middle: `initial_epoch` counts whole epochs.
             self._function = train_function.put(self.model, "train", Around.SKIPPING, self._step)

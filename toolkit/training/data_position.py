@@ -72,6 +72,8 @@ class DataPosition:
         self._saved: dict[str, np.ndarray] = {}
         self._generators: int | None = None  # Of shuffles, in the state of an iterator that has read nothing yet.
         self._to_pass = 0
+        self._resumed = Position()
+        self._length: int | None = None  # Of a PyDataset at the checkpoint; None for anything else.
         self._used = False
         self.random_state = "restored"
         if isinstance(data, keras.utils.PyDataset):
@@ -89,6 +91,8 @@ class DataPosition:
         facts: dict[str, Any] = {"seed": _global_seed(), "made_to_build": self._made_to_build}
         if self._can_be_saved:
             facts["dataset"] = repr(self._data)
+        if isinstance(self._data, keras.utils.PyDataset):
+            facts["batches"] = self._data.num_batches
         return facts, self._iterator_state() if used else {}
 
     def prepare(self, resumed: Position, facts: Mapping[str, Any], arrays: "Mapping[str, np.ndarray]") -> None:
@@ -104,6 +108,7 @@ class DataPosition:
         """
         if self._can_be_saved:
             self._saved = {name: array for name, array in arrays.items() if name.startswith(_PREFIX)}
+        self._resumed, self._length = resumed, facts.get("batches")
         iterators, self._to_pass = self._read_before(resumed)
         if self._saved:
             if facts.get("dataset") != repr(self._data):
@@ -118,12 +123,20 @@ class DataPosition:
             iterators += facts.get("made_to_build", self._made_to_build) - self._made_to_build
             for _ in range(iterators):
                 iter(self._data)
-        elif isinstance(self._data, keras.utils.PyDataset):
-            for _ in range(resumed.epoch):
-                self._data.on_epoch_begin()
-                self._data.on_epoch_end()
         if self.random_state == "restored":
             self._warn(facts.get("seed"))
+
+    def begin(self) -> None:
+        """Has a PyDataset see the epochs before this position, when `fit` begins to train.
+
+        Not before: the length that `fit` finds first is how many batches it reads at most in each epoch.
+        """
+        if isinstance(self._data, keras.utils.PyDataset):
+            for _ in range(self._resumed.epoch):
+                self._data.on_epoch_begin()
+                self._data.on_epoch_end()
+            if not self._resumed.batch:
+                self._check_length()
 
     def use(self, iterator: Any) -> None:
         """Notes an iterator of Keras's before its first step, and brings the first one to this position.
@@ -139,6 +152,7 @@ class DataPosition:
         if self._used or not self._to_pass:
             return
         self._used = True
+        self._check_length()
         if self._saved:
             self._restore(iterator)
             return
@@ -214,6 +228,17 @@ class DataPosition:
             for name, array in self._saved.items():
                 (pathlib.Path(folder) / name.removeprefix(_PREFIX)).write_bytes(array.tobytes())
             tf.train.Checkpoint(iterator=iterator).read(f"{folder}/state").assert_consumed()
+
+    def _check_length(self) -> None:
+        if self._length is not None and self._data.num_batches != self._length:
+            _LOG.warning(
+                "The data has %s batches now and had %s at the checkpoint, so weights will differ from those of an "
+                "uninterrupted run. Let the length of %s depend only on its on_epoch_begin and on_epoch_end: resuming "
+                "calls these as often as the run had",
+                self._data.num_batches,
+                self._length,
+                type(self._data).__name__,
+            )
 
     def _warn(self, seed: int | None) -> None:
         now = _global_seed()

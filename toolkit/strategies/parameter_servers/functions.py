@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
-from toolkit.strategies.parameter_servers.placement import CHIEF
+from toolkit.strategies.parameter_servers.placement import CHIEF, SEED
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, push
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.share import WholeShare, entered
@@ -72,7 +72,7 @@ def training(
                 python_gradients() as of_python,
                 reports_of(variables, "train") as reports,
             ):
-                logs = reports(model.train_step(batch_of(index, first + index, data)))
+                logs = reports(as_they_are(model.train_step(batch_of(index, first + index, data))))
             if of_python and not variables.in_turn:
                 raise StrategyError(
                     asked="the gradient of a tf.py_function beside parameter servers",
@@ -85,7 +85,7 @@ def training(
         # The last step's result, as that of each step.
         assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]
         conditional[:] = conditional_in(scope, variables)
-        return flattened([*scope.tensors(variables.metrics), *branched(conditional, before, counters)]), scalars(logs)
+        return flattened([*scope.tensors(variables.metrics), *branched(conditional, before, counters)]), logs
 
     return trace(variables, replica, signature), assigned, conditional
 
@@ -93,7 +93,10 @@ def training(
 def conditional_in(scope: LocalScope, variables: Variables) -> list[int]:
     """Returns the indices of `Variables.counters` that a step leaves at values which the chief can't compute."""
     told = scope.conditional | variables.told
-    return [index for index, v in enumerate(variables.counters) if id(v) in told]
+    # The chief counts an optimizer's steps and what is drawn; anything else is the step's own.
+    own = {key for key, times in scope.assigned.items() if times != scope.counted.get(key, 0)}
+    own -= {id(v) for v in variables.counters if v.name == SEED}
+    return [index for index, v in enumerate(variables.counters) if id(v) in told | own]
 
 
 def branched(indices: Sequence[int], before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
@@ -154,7 +157,7 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
             nonlocal logs
             scope = variables.scope(values, counters, sums)
             with scope, inlining(), whole_batch(variables), reports_of(variables, "test") as reports:
-                logs = reports(model.test_step(batch_of(0, first + index, data)))
+                logs = reports(as_they_are(model.test_step(batch_of(0, first + index, data))))
             return index + 1, scope.tensors(variables.metrics), scope.tensors(variables.counters)
 
         if signature:  # One batch, sent along.
@@ -162,7 +165,7 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
         else:
             zero = tf.constant(0, tf.int64)
             _, sums, after = tf.while_loop(lambda index, *_: index < count, one, [zero, *start], parallel_iterations=1)
-        return flattened([*sums, *branched(told, counters, after)]), scalars(logs) if signature else {}
+        return flattened([*sums, *branched(told, counters, after)]), logs if signature else {}
 
     return trace(variables, replica, signature)
 
@@ -263,7 +266,8 @@ def flattened(values: Sequence[Any]) -> tf.Tensor:
 def reports_of(variables: Variables, kind: str) -> Iterator[Callable]:
     """A context in which a step is traced; yields a function of its logs, which records whose results they report.
 
-    A step of the user's may return a metric's result under another name than the metric's own.
+    A step of the user's may return a metric's result under another name than the metric's own. The function returns
+    the logs in one dict.
 
     Args:
         variables: Whose `reported` is set.
@@ -271,12 +275,8 @@ def reports_of(variables: Variables, kind: str) -> Iterator[Callable]:
     """
     with results_noted(variables.model) as noted:
 
-        def reports(logs: Any) -> Any:
-            if not isinstance(logs, dict):
-                return logs
-            flat: dict[str, Any] = {}  # As Keras does it.
-            for name, value in logs.items():
-                flat.update(value if isinstance(value, dict) else {name: value})
+        def reports(logs: Any) -> dict[str, Any]:
+            flat = in_one_dict(logs)
             metrics = {id(metric): number for number, metric in enumerate(variables.model.metrics)}
             found = {name: noted[id(value)] for name, value in flat.items() if id(value) in noted}
             variables.reported[kind] = {name: (metrics[id(r.metric)], r.place) for name, r in found.items()}
@@ -285,18 +285,25 @@ def reports_of(variables: Variables, kind: str) -> Iterator[Callable]:
         yield reports
 
 
+def as_they_are(logs: Any) -> Any:
+    """Returns a step's logs with the values that variables among them have now, as an optimizer's learning rate."""
+    return keras.tree.map_structure(lambda x: tf.convert_to_tensor(x) if isinstance(x, keras.Variable) else x, logs)
+
+
+def in_one_dict(logs: Any) -> dict[str, Any]:
+    """Returns a step's logs as Keras reports them: what a dict among them holds stands beside the others."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items() if isinstance(logs, dict) else ():
+        flat.update(value if isinstance(value, dict) else {name: value})
+    return flat
+
+
 def fetched(outputs: Sequence[tuple]) -> list[tuple]:
     """Brings the results of step functions from the worker: sums of the metrics, and the last step's logs."""
-    return [(sums.numpy(), {name: float(v.numpy()) for name, v in logs.items()}) for sums, logs in outputs]
-
-
-def scalars(logs: Any) -> dict[str, tf.Tensor]:
-    """Returns the scalars among a step's logs."""
-    return {
-        name: tf.cast(value, tf.float64)
-        for name, value in (logs.items() if isinstance(logs, dict) else ())
-        if getattr(value, "shape", None) is not None and value.shape.rank == 0
-    }
+    return [
+        (sums.numpy(), keras.tree.map_structure(lambda x: x.numpy() if tf.is_tensor(x) else x, logs))
+        for sums, logs in outputs
+    ]
 
 
 class NotSums(Exception):

@@ -60,7 +60,8 @@ class LocalValue(StandIn):
         return self.handle if self._value is None else self._connected(self._value)
 
     def _connected(self, value: tf.Tensor) -> tf.Tensor:
-        return _of_handle(self.handle, value) if self.trainable else value
+        # What was assigned has no gradient through the variable.
+        return _of_handle(self.handle, value) if self.trainable else tf.stop_gradient(value)
 
     def assigned(self, value: tf.Tensor) -> "LocalValue":
         """Returns the variable after the step has assigned a value to it."""

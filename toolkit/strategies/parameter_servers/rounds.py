@@ -24,7 +24,9 @@ from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, packed, unpacked
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.draws import Draws
+from toolkit.strategies.step.rows import Of, Rows
 from toolkit.strategies.step.share import Share, entered
+from toolkit.strategies.step.train_step import kind_of_log
 from toolkit.strategies.step.trial import shown
 from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import assigns_others, derives_from, outside
@@ -47,10 +49,12 @@ class Rounds:
 
     Attributes:
         undivided: Why the step can't be divided; None where it can, or where it hasn't been traced yet.
+        kinds: What the values of its logs are, by name and in the logs' own structure.
     """
 
     def __init__(self, variables: Variables, shares: int) -> None:
         self.undivided: str | None = None
+        self.kinds: dict[str, Any] = {}
         self.variables = variables
         self.shares = shares
         self._rows: dict[Any, list[tf.Variable]] = {}  # By content and ps device.
@@ -92,7 +96,10 @@ class Rounds:
                 functions.python_gradients() as of_python,
                 functions.reports_of(variables, "train") as reports,
             ):
-                logs = reports(model.train_step(batch))
+                returned = functions.as_they_are(model.train_step(batch))
+                logs = reports(returned)
+            kinds = [kind_of_log(*each, found.logs) for each in enumerate(keras.tree.flatten(returned))]
+            self.kinds = functions.in_one_dict(keras.tree.pack_sequence_as(returned, kinds))
             if of_python:
                 self.note("it needs the gradient of a tf.py_function")
             if not self._order:
@@ -102,8 +109,9 @@ class Rounds:
             if scope.without_cell:
                 self.note("it assigns variables in a branch, a loop or a function")
                 scope.without_cell.clear()  # One that can't be divided needs no cells.
-            if any(key in scope.assigned for key in variables.told):
-                self.note("it assigns a variable of a layer that is named as an optimizer's")
+            for v in (variables.counters[place] for place in functions.conditional_in(scope, variables)):
+                if id(v) in scope.assigned:  # The chief would have to know it before it applies the round.
+                    self.note(f"it assigns {v.path}")
             same = [v for v in variables.served if id(v) in scope.unsent and id(v) not in averages]
             for v in same:
                 if derives_from(tf.convert_to_tensor(scope.values[id(v)]), tf.nest.flatten(batch)):
@@ -113,11 +121,8 @@ class Rounds:
                 for kind, by_device in self._assigned.items():
                     for device, pairs in by_device.items():
                         self._store(kind, device, [change for change, _ in pairs], index)
-            # The optimizer's step count changes when the round is applied; Keras computes `iterations` from it.
-            steps = next(v for v in model.optimizer.variables if v.name == "iteration")
-            assigned[:] = [1 if v is steps else scope.assigned.get(id(v), 0) for v in variables.counters]
-            logs = {**functions.scalars(logs), _EXAMPLES: tf.cast(rows, tf.float64)}
-            return functions.flattened(scope.tensors(variables.metrics)), logs
+            assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]
+            return functions.flattened(scope.tensors(variables.metrics)), {**logs, _EXAMPLES: tf.cast(rows, tf.float64)}
 
         function = functions.trace(variables, replica, stream.signature(1))
         mine = [each.handle for rows in self._rows.values() for each in rows]
@@ -238,7 +243,11 @@ class Rounds:
 
 
 def run_shares(
-    dispatcher: Dispatcher, stream: Stream, item: Any, function: Callable[[tf.Tensor, list], Any]
+    dispatcher: Dispatcher,
+    stream: Stream,
+    item: Any,
+    function: Callable[[tf.Tensor, list], Any],
+    kinds: dict[str, Any],
 ) -> tuple[list[tuple], tf.Tensor]:
     """Makes the workers compute all shares of a batch.
 
@@ -247,6 +256,7 @@ def run_shares(
         stream: Where the batch comes from.
         item: What its reader took for the batch.
         function: Takes a share's index and what is sent along with it.
+        kinds: As of `Rounds`.
 
     Returns:
         (sums of the metrics, logs of the whole batch) of each share, and the shares' weights in the mean, float64.
@@ -264,9 +274,24 @@ def run_shares(
     dispatcher.wait_for_all()
     examples = np.array([found[share][1].pop(_EXAMPLES) if share in found else 0 for share in range(count)])
     weights = examples / examples.sum()
-    names = next(iter(found.values()))[1]
-    whole = {name: sum(logs[name] * weights[share] for share, (_, logs) in found.items()) for name in names}
+    own = [(weights[share], found[share][1]) for share in sorted(found) if weights[share]]
+
+    def of_all(kind: Rows, *parts: Any) -> Any:
+        return _together(kind, parts, [weight for weight, _ in own])
+
+    whole = keras.tree.map_structure(of_all, kinds, *(logs for _, logs in own))
     return [(sums, whole) for sums, _ in found.values()], tf.constant(weights, tf.float64)
+
+
+def _together(kind: Rows, parts: Sequence[Any], weights: Sequence[float]) -> Any:
+    """Returns the whole batch's value of which each share has returned its own, as `Share.of_all` does of replicas'."""
+    if kind.is_alike:
+        return parts[0]
+    if kind.of is Of.ROWS:
+        return np.concatenate(parts)
+    exact = [part.astype(np.result_type(part.dtype, np.float64)) for part in map(np.asarray, parts)]
+    whole = sum(part * (1 if kind.is_sum else weight) for part, weight in zip(exact, weights, strict=True))
+    return np.asarray(whole, np.asarray(parts[0]).dtype)[()]
 
 
 class _RoundStep(Step):
@@ -382,15 +407,30 @@ class ShareStep:
             if isinstance(share := this_step.share, RoundShare):
                 share.check_unchanged(grads)
             self.rounds.store(grads, variables, self.share)
+            self._count_step(optimizer)
         self.applied = True
         for v in variables:
             before = self.scope.values.get(id(v))
             if isinstance(before, LocalValue):
                 self.scope.values[id(v)] = _NotUpdatedYet(before, self.rounds.note)
 
+    def _count_step(self, optimizer: Any) -> None:
+        """Counts the step that will be applied; gradients of a scaled loss may overflow, and then none is."""
+        scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        for v in optimizer.variables:
+            if v.name not in ("iteration", "step_counter", "dynamic_scale") or id(v) not in self.scope.values:
+                continue
+            value = tf.convert_to_tensor(self.scope.values[id(v)])
+            if scaled:
+                before = LocalValue(value, trainable=False)
+                self.scope.values[id(v)] = _NotUpdatedYet(before, self.rounds.note)
+            elif v.name == "iteration":
+                self.scope.add_update((v, value + 1))
+                self.scope.count(id(v))
+
 
 class _NotUpdatedYet(LocalValue):
-    """A variable whose gradient is stored, and applied when the step has ended."""
+    """A variable that is updated when the step has ended."""
 
     def __init__(self, before: LocalValue, note: Callable[[str], None]) -> None:
         super().__init__(before.handle, trainable=before.trainable)

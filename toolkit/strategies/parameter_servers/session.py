@@ -263,15 +263,15 @@ class Session:
 
         Returns whether it did: False, from then on, for a step that can't be divided.
         """
-        function, applying, undivided = self._functions.round(stream, self.dispatcher.workers)
-        if undivided is not None:
-            self._train_in_turn(undivided)
+        rounds, function, applying = self._functions.round(stream, self.dispatcher.workers)
+        if rounds.undivided is not None:
+            self._train_in_turn(rounds.undivided)
             return False
         self._totals.start()
         counters = [tf.constant(value) for value in self._counters.after(self._sent)]
         number = tf.constant(stream.number(item), tf.int64)
         run = lambda share, data: function(number, share, counters, data)  # noqa: E731
-        results, weights = run_shares(self.dispatcher, stream, item, run)
+        results, weights = run_shares(self.dispatcher, stream, item, run, rounds.kinds)
         self._totals.add(results, order=self._sent)
         try:
             branched = applying(weights, tf.constant(self._first + self._sent, tf.int64), counters)
@@ -362,17 +362,17 @@ class TracedFunctions:
         zero, counters = tf.constant(0, tf.int64), self._counters_after(0)
         return lambda: run(zero, zero, counters, tensors)
 
-    def round(self, stream: Stream, shares: int) -> tuple[Any, Any, str | None]:
-        """Returns the functions of a share and of applying a round, or the reason why steps can't be divided."""
+    def round(self, stream: Stream, shares: int) -> tuple[Rounds, Any, Any]:
+        """Returns rounds with their functions, of a share and of applying one; of steps that can't be divided, None."""
 
         def make() -> Any:
             rounds = Rounds(self._variables, shares)
             run, assigned = rounds.share(stream)
             if rounds.undivided is not None:
-                return None, None, rounds.undivided
+                return rounds, None, None
             applying, conditional = rounds.applying()
             self._counters.note(assigned, conditional)
-            return run, applying, None
+            return rounds, run, applying
 
         return self._once(("round", stream.key), make)
 
@@ -458,7 +458,7 @@ class Counters:
                 if _is_whole(self._start[index]):
                     more = value - before[index] - (self._increments[index] * steps if steps else 0)
                     self._corrections[index] = self._corrections.get(index, 0) + more
-                else:
+                elif not np.array_equal(value, before[index]):  # Otherwise a callback's value would be set back.
                     self._variables[index].assign(value)
 
     def _take_scale(self, of: "_Scale", before: dict[int, np.ndarray], after: dict[int, np.ndarray]) -> None:

@@ -26,7 +26,7 @@ from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.placement import Placement, ServerShardedVariable, bytes_by_task, table
 from toolkit.strategies.parameter_servers.session import Session
-from toolkit.strategies.parameter_servers.variables import take
+from toolkit.strategies.parameter_servers.variables import take, watched
 from toolkit.strategies.parameter_servers.worker_step import adapt_updates
 from toolkit.strategies.pipelines import epoch_iterator, whole_for_keras
 from toolkit.strategies.step.share import reduced_values
@@ -81,6 +81,7 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
         replaced.APPLY.answer(servers=worker_step.apply, chief=worker_step.apply_in_chief)
         replaced.FUNCTION.answer(step=call_function)
         replaced.TAKE.answer(servers=take)
+        replaced.WATCHED.answer(servers=watched)
         if options.synchronous:
             replaced.REDUCE.answer(replicas=reduced_values)
             replaced.GRADIENT.answer(replicas=gradient)

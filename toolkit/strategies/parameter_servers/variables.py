@@ -37,8 +37,10 @@ class LocalScope(keras.StatelessScope):
             is being traced is no good.
 
     Attributes:
+        variables: As given.
         values: By a variable's id, what it has been set to last.
         assigned: By a variable's id, how often it was assigned.
+        counted: By a variable's id, how often of these an optimizer has added one to it, for a step that it applies.
         unsent: The ids of variables that were assigned since this step has last sent them to their ps.
         conditional: The ids of variables that were assigned in a branch or a loop, so that what they hold isn't known
             beforehand.
@@ -46,9 +48,11 @@ class LocalScope(keras.StatelessScope):
 
     def __init__(self, variables: Iterable[Any], values: Iterable[Any], without_cell: set[int] | None = None) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
-        ids = [id(variable) for variable in variables]
+        self.variables = list(variables)
+        ids = [id(variable) for variable in self.variables]
         self.values = dict(zip(ids, values, strict=True))
         self.assigned: dict[int, int] = {}
+        self.counted: dict[int, int] = {}
         self.unsent: set[int] = set()
         self.conditional: set[int] = set()
         self.without_cell = set() if without_cell is None else without_cell
@@ -90,7 +94,11 @@ class LocalScope(keras.StatelessScope):
             before.assign(value)
         elif not self.within:
             self.unsent.add(key)
-            self.values[key] = before.assigned(value) if isinstance(before, LocalValue) else value
+            self.values[key] = before.assigned(value) if isinstance(before, LocalValue) else tf.stop_gradient(value)
+
+    def count(self, key: int) -> None:
+        """Records that an optimizer has added one to a variable of this id, for a step that it applies."""
+        self.counted[key] = self.counted.get(key, 0) + 1
 
     def note(self, key: int) -> None:
         """Records that a variable of this id is assigned."""
@@ -126,6 +134,13 @@ def take(original: Callable, x: Any, indices: Any, axis: int | None = None) -> A
             internals.accessed(held)
         return Rows(held, {}).lookup(tf.convert_to_tensor(indices), held.handle)
     return original(x, indices, axis)
+
+
+def watched(original: Callable, tape: Any) -> Sequence[Any]:
+    """Returns what a tape watches: the variables of which it has seen their values in the step that is being traced."""
+    pairs = [(v, scope.values[id(v)]) for scope in this_step.ps_scopes for v in scope.variables]
+    of = {id(value.handle): v for v, value in pairs if isinstance(value, (LocalValue, Cell))}
+    return tuple(of.get(id(each.handle), each) for each in original(tape))
 
 
 class Variables:

@@ -168,6 +168,8 @@ class Step:
         for v in counters:
             if id(v) not in scope.assigned:
                 continue
+            if v.name == "iteration":
+                self.scope.count(id(v))
             if isinstance(scope.values[id(v)], Cell):
                 self.scope.note(id(v))
             else:

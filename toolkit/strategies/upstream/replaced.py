@@ -22,6 +22,7 @@ GRADIENT = Replaced(
     trial="recorded",  # Notes what is differentiated; gradients are zeros.
     replicas="",  # Exchanges gradients in the user's own step.
 )
+WATCHED = Replaced("GradientTape.watched_variables", servers="")  # Names variables of which a step has the values.
 LAYER = Replaced(
     "Layer.__call__",
     plan="planned",  # Records which layers one call of a model enters.
