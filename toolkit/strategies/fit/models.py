@@ -78,7 +78,7 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
         original(model, *args, **kwargs)
         prepare(model)
     if model.jit_compile is True and hasattr(strategy, "replace_functions"):
-        model.jit_compile = False
+        xla.turn_off(model)
         _LOG.warning(
             "jit_compile=True has no effect under this strategy: XLA can't compile what a step exchanges with "
             "parameter servers. The model trains without XLA"

@@ -80,6 +80,10 @@ class ReplicaStep:
             return self._step(data)
         keep_losses_apart(self._model)
         weigh_moments(self._model, tf.distribute.get_replica_context())
+        with this_step.having(compiled_alone=xla.compiled_alone(self._model)):
+            return self._of_replica(data)
+
+    def _of_replica(self, data: Any) -> Any:
         if self._trains and is_local_step(self._model):
             return self._local_step(data)
         share = replica_share(data, at_tape=self._trains and uses_gradients(self._model, self._step))
@@ -239,8 +243,13 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
     """Returns a replica's part of a batch's predictions."""
     if not this_step.divided or this_step.count == 1:
         return original(model, data)
-    has_own = None if this_step.rows is None else this_step.rows > 0
-    kept = None if has_own is None else tf.where(has_own, tf.constant(tf.int32.max), 0)
+    kept = None if this_step.rows is None else tf.where(this_step.rows > 0, tf.constant(tf.int32.max), 0)
+    weigh_moments(model, tf.distribute.get_replica_context())  # Layers that normalise by the batch also here.
+    with this_step.having(compiled_alone=xla.compiled_alone(model)):
+        return _predict_own(original, model, data, kept)
+
+
+def _predict_own(original: Callable, model: Any, data: Any, kept: tf.Tensor | None) -> Any:
     use = xla.use_of(model)
     predict = xla.predicted(original, use)
     if has_one_size(model):  # One replica has the whole batch.
@@ -270,7 +279,7 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
 
     if not found.opened:
         share = replica_share(data)
-        with this_step.having(draws=Draws(share, data)):  # Noise in predictions, as of dropout that stays on.
+        with entered(share), this_step.having(draws=Draws(share, data)):  # As of dropout that stays on in predictions.
             return parts(predict(model, of_any_size(data, this_step.whole)))
     if use is not None:
         use.say("predict_step is computed without XLA, as it computes with the whole batch")

@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -105,9 +105,8 @@ class View:
             yield
 
     @contextlib.contextmanager
-    def _by_row(self, share: Share) -> Iterator[None]:
-        # Of a part of the batch, such as what a mask leaves, nobody knows which rows of it a replica has.
-        draws = self._draws if share is self._rows else None
+    def _by_row(self, share: Share, rows: Iterable[Any]) -> Iterator[None]:
+        draws = self._draws if share is self._rows else self._draws.of_part(share, rows)
         with entered(share), this_step.having(view=None, draws=draws):
             yield
 
@@ -198,7 +197,7 @@ class View:
             return rows
 
         args, kwargs = keras.tree.map_structure(own, (args, kwargs))
-        with self._by_row(share):
+        with self._by_row(share, keras.tree.flatten((args, kwargs))):
             outputs = function(args, kwargs)
 
         def one(leaf: Any) -> Any:
