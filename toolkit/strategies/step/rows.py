@@ -64,7 +64,7 @@ class Rows:
         power: It is multiplied by the number of rows to this power.
         axis: The axis that counts rows, of ROWS.
         parts: How many times the batch stands along that axis, one after another: 2 for `tf.concat([x, y], 0)`.
-        free: Whether the entries along that axis are all alike, or drawn, so that they stand in any order.
+        free: Whether the entries along that axis are all alike, or drawn by a state, so that they stand in any order.
     """
 
     of: Of
@@ -306,7 +306,7 @@ class Graph:
             found = [self[each] for each in call.inputs]
             gives = call.gives or by_row
             if any(each.parts > 1 for each in found) and _draws(call, operations[call.first : call.last]):
-                # What a replica draws is for rows that are together in the batch, and here its rows are in several places.
+                # A replica draws for rows that are together in the batch, and here its rows are in several places.
                 gives = lambda *_: WHOLE  # noqa: E731
             self._known |= {id(each): gives(found, each) for each in call.outputs}
             number = call.last
@@ -512,8 +512,8 @@ class Graph:
         if shape is not None and not counted and op.type.startswith("Stateless"):
             return ALIKE  # All replicas have the same seed.
         rows = shape is not None and len(counted) == 1 and counts_rows(shape[counted[0]])
-        # Of several for each row, those of a row stand together: that is how replicas draw them.
-        return Rows(Of.ROWS, axis=counted[0]) if rows else WHOLE
+        # Replicas draw those of a row together. Of numbers drawn by a state nobody promises which they are.
+        return Rows(Of.ROWS, axis=counted[0], free=not op.type.startswith("Stateless")) if rows else WHOLE
 
     def _reshaped(self, op: tf.Operation, args: list[Rows]) -> Rows:
         x, before, after = args[0], self.sizes.shape(op.inputs[0]), self.sizes.shape(op.outputs[0])

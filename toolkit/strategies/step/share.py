@@ -220,9 +220,7 @@ class Share:
         counts, firsts, all_rows = self.counts, self.firsts, self.total_count
 
         def of_each() -> tf.Tensor:
-            begin, end = (
-                tf.floor(total * at / all_rows) for at in (firsts, firsts + counts)
-            )  # As `rows_of_this` does.
+            begin, end = (tf.floor(total * at / all_rows) for at in (firsts, firsts + counts))  # As `rows_of_this`.
             return end - begin
 
         found = copy.copy(self)

@@ -59,7 +59,7 @@ class ReplicaStep:
         functools.update_wrapper(self, self._step)
         self._trains = name == "train_step"
         self._tries = Tries(model)
-        self._seeds = _global_seeds(model)
+        self._seeds = global_seeds(model)
 
     @contextlib.contextmanager
     def instead(self) -> Iterator[None]:
@@ -75,7 +75,7 @@ class ReplicaStep:
 
     def __call__(self, data: Any) -> Any:
         """Makes the step of this replica with its part of a batch, and returns the whole batch's logs."""
-        private.global_state.set_global_attribute(_SEEDS, self._seeds)
+        use_seeds(self._seeds)
         if this_step.count == 1:
             return self._step(data)
         keep_losses_apart(self._model)
@@ -298,7 +298,7 @@ def has_one_size(model: Any) -> bool:
     return sizes or any(getattr(each, "stateful", False) for each in layers_within(model))
 
 
-def _global_seeds(model: keras.Model) -> Any:
+def global_seeds(model: keras.Model) -> Any:
     """Returns `keras.random`'s generator for calls without a seed: one for each thread, and replicas are threads.
 
     One that isn't there yet is made, as a step that is traced can't; Python's `random`, which seeds it, stays as it is.
@@ -316,6 +316,11 @@ def _global_seeds(model: keras.Model) -> Any:
             return found
     finally:
         random.setstate(state)
+
+
+def use_seeds(generator: Any) -> None:
+    """Has `keras.random` draw by a generator in this thread, in calls without a seed."""
+    private.global_state.set_global_attribute(_SEEDS, generator)
 
 
 # Counts the steps that a model makes.
