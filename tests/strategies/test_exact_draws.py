@@ -75,6 +75,7 @@ class Distributions(keras.layers.Layer):
             keras.random.categorical(x[:, :4], 2, seed=seed),
             keras.random.normal((n, 3), seed=7),
             tf.random.stateless_poisson([n, 2], [1, 2], 3.0),
+            tf.random.stateless_parameterized_truncated_normal([n, 2], [3, 4], 0.1, 1.0, -1.0, 0.7),
         ]
         return keras.ops.concatenate([keras.ops.cast(each, x.dtype) for each in drawn], 1)
 
@@ -129,12 +130,69 @@ def test_a_model_draws_as_on_one_device(four_devices, layers, kind, count):
     np.testing.assert_allclose(several, one, rtol=0, atol={"float32": 1e-5, "float64": 1e-10}[kind])
 
 
+def normalised(kind):
+    return (7,), [L.BatchNormalization(), L.Dense(33, "relu"), L.Dropout(0.5), L.GaussianNoise(0.3)]
+
+
 @pytest.mark.slow
-def test_xla_draws_as_on_one_device(four_devices):
-    """XLA makes normal numbers in pairs along an axis: 33 of them for each example aren't the kernels'."""
-    _, one = trained(None, vectors, jit_compile=True)
-    _, several = trained(strategies.create("mirrored", devices=four_devices[:3]), vectors, jit_compile=True)
+@pytest.mark.parametrize("layers", [normalised, pytest.param(vectors, marks=LONG)])
+def test_xla_draws_as_on_one_device(four_devices, layers):
+    """Its numbers aren't the kernels', also where replicas exchange something, so that XLA compiles next to nothing.
+
+    It makes normal numbers in pairs along an axis: 33 for each example.
+    """
+    _, one = trained(None, layers, jit_compile=True)
+    _, several = trained(strategies.create("mirrored", devices=four_devices[:3]), layers, jit_compile=True)
     np.testing.assert_allclose(several, one, atol=1e-5)
+
+
+class Twice(keras.Model):
+    """Gives its encoder the batch twice, as SimCLR does."""
+
+    def __init__(self, compares):
+        super().__init__()
+        self.compares = compares
+        noisy = [L.GaussianNoise(0.2), L.Dense(9, "relu"), L.Dropout(0.3), L.Dense(6)]
+        self.encoder = keras.Sequential([keras.Input((7,)), *noisy])
+        self.seed = keras.random.SeedGenerator(3)
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            both = tf.concat([x, x], 0) * keras.random.uniform((2 * tf.shape(x)[0], 1), 0.5, seed=self.seed)
+            encoded = self.encoder(both, training=True)
+            if self.compares:
+                one, other = tf.split(encoded, 2)
+                alike = tf.matmul(one, other, transpose_b=True)
+                loss = -tf.reduce_mean(tf.linalg.diag_part(tf.nn.log_softmax(alike)))
+            else:
+                loss = tf.reduce_mean((encoded - tf.concat([x, x], 0)[:, :6]) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compares", [False, pytest.param(True, marks=LONG)], ids=["by row", "of the whole batch"])
+def test_a_batch_that_a_step_gives_twice_has_one_devices_draws(four_devices, compares):
+    found = []
+    for strategy in (tf.distribute.get_strategy(), strategies.create("mirrored", devices=four_devices[:3])):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Twice(compares)
+            model.compile(keras.optimizers.Adam(1e-2), jit_compile=False)
+        history = model.fit(data_of((7,)), batch_size=16, epochs=2, shuffle=False, verbose=0)
+        found.append([*history.history["loss"], *np.ravel(model.encoder.get_weights()[0])])
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+
+
+class Normalises(keras.layers.Layer):
+    """Normalises by the batch's statistics also in predictions."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = L.BatchNormalization()
+
+    def call(self, x):
+        return self.norm(x, training=True)
 
 
 class StaysOn(keras.layers.Layer):
@@ -149,11 +207,22 @@ class StaysOn(keras.layers.Layer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", [{}, pytest.param({"run_eagerly": True}, marks=LONG)], ids=["traced", "eager"])
-def test_noise_in_evaluation_and_prediction_is_one_devices(four_devices, compiled):
+@pytest.mark.parametrize(
+    ("layers", "compiled"),
+    [
+        ([StaysOn], {}),
+        ([Normalises], {}),
+        pytest.param([StaysOn], {"run_eagerly": True}, marks=LONG),
+        pytest.param([Normalises], {"run_eagerly": True}, marks=LONG),
+        pytest.param([Normalises], {"jit_compile": True}, marks=LONG),
+    ],
+    ids=["dropout", "normalisation", "dropout, eager", "normalisation, eager", "normalisation, XLA"],
+)
+def test_what_stays_on_in_evaluation_and_prediction_is_one_devices(four_devices, layers, compiled):
     found = []
     for strategy in (None, strategies.create("mirrored", devices=four_devices[:3])):
-        model, _ = trained(strategy, lambda _: ((7,), [L.Dense(9), StaysOn()]), epochs=1, **compiled)
+        made = lambda _: ((7,), [L.Dense(9), *(each() for each in layers)])  # noqa: E731
+        model, _ = trained(strategy, made, epochs=1, **compiled)
         x = data_of((7,))
         losses = model.evaluate(x, CLASSES, batch_size=16, verbose=0)
         found.append(np.concatenate([losses, model.predict(x, batch_size=16, verbose=0).ravel()]))

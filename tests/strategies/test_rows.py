@@ -70,6 +70,9 @@ MEANS = {
     "one stateless draw for all": lambda x, _: tf.reduce_mean(x * tf.random.stateless_uniform((), [1, 2])),
 }
 WHOLE = {
+    "as many draws as rows of the batch twice": lambda x, y: tf.reduce_mean(
+        tf.concat([x, y], 0) * keras.random.normal((2 * ops.shape(x)[0], 1), seed=1)
+    ),
     "masked": lambda x, y: tf.reduce_sum(tf.where(y > 0, x, 0)) / tf.reduce_sum(tf.cast(y > 0, tf.float32)),
     "negatives": lambda x, y: tf.reduce_mean(tf.nn.log_softmax(tf.matmul(x, y, transpose_b=True))),
     "reversed": lambda x, _: tf.reduce_mean(0.7 * x + 0.3 * x[::-1]),

@@ -53,6 +53,7 @@ class Step(threading.local):
         whole: The numbers of the batch's components, flattened, that aren't by example and that all replicas have.
         divided: Whether a step's batch is a replica's share, read by Keras's loop.
         draws: How the replica draws random numbers for its rows (`step/draws.py`); None where that isn't by rows.
+        compiled_alone: Whether XLA would compile the step on one device: its random numbers aren't the kernels'.
         view: The `View` of the whole batch, between the layers of a step that has one.
         recorded: The `Trial`, in a step on tensors without values.
         noted: Which tensors metrics have returned, by their ids.
@@ -87,7 +88,7 @@ class Step(threading.local):
     share: Any = None
     rows: Any = None
     whole: frozenset[int] = frozenset()
-    divided = inlines = recomputes = is_local = False
+    divided = inlines = recomputes = is_local = compiled_alone = False
     draws: Any = None
     view: Any = None
     recorded: Any = None

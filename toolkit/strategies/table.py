@@ -71,8 +71,9 @@ def create(
         local: How replicas train by themselves and average every so many steps, under mirrored and multi_worker; None
             for an exchange of gradients in each step.
         batch_statistics: "batch": in a step of `fit`, BatchNormalization normalises the whole batch, as on one device,
-            under mirrored and multi_worker; each such layer sends one message forward and one backward. "replica":
-            each replica normalises its own share, unless the layer has `synchronized=True`, and moving statistics are
+            under mirrored and multi_worker; each such layer sends one message forward and one backward. In synchronous
+            rounds of parameter servers, one worker computes each batch of such a model. "replica": each replica or
+            worker normalises its own share, unless the layer has `synchronized=True`, and moving statistics are
             averaged at an epoch's end. That is faster, and has other numbers than one device.
 
     Returns:
@@ -104,13 +105,16 @@ def create(
     # TensorFlow reads TF_CONFIG for every strategy, so a wrong one must be reported in any case.
     membership = membership or discover(os.environ)
     jobs = {task.job for task in membership.cluster.tasks} if membership else set()
+    strategy: tf.distribute.Strategy
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
         check_served(options)
         from toolkit.strategies.parameter_servers import strategy as served
 
         who = _required(name, membership, tasks="--chief --workers=2 --ps=2")
-        return served.create(who.cluster, who.task, options=parameter_server, start_timeout=start_timeout)
+        strategy = served.create(who.cluster, who.task, options=parameter_server, start_timeout=start_timeout)
+        _give_options(strategy, options)
+        return strategy
     if membership is not None and "ps" in jobs and membership.task.job in ("worker", "ps"):
         raise StrategyError(
             asked=f"strategy {name} in {membership.task}",
@@ -118,7 +122,6 @@ def create(
             remedy="Create parameter_server or auto, or start the chief only",
         )
     together = membership is not None and len(membership.cluster.tasks) > 1 and not outside
-    strategy: tf.distribute.Strategy
     if name == "multi_worker" or (name == "auto" and together):
         who = _required(name, membership, tasks="--workers=2")
         take_own_gpus()

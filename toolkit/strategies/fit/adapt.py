@@ -43,12 +43,13 @@ def adapt_workers() -> None:
 
 def adapt_draws() -> None:
     """Gives replicas one device's random numbers. Later calls do nothing."""
-    replaced.NUMBERS.answer(replicas=draws.numbers)
-    replaced.NORMAL.answer(replicas=draws.normal)
-    replaced.INTEGERS.answer(replicas=draws.integers)
-    replaced.TRUNCATED.answer(replicas=draws.truncated)
+    replaced.NUMBERS.answer(replicas=draws.numbers, xla=draws.by_xla)
+    replaced.NORMAL.answer(replicas=draws.normal, xla=draws.by_xla)
+    replaced.INTEGERS.answer(replicas=draws.integers, xla=draws.by_xla)
+    replaced.TRUNCATED.answer(replicas=draws.truncated, xla=draws.by_xla)
     replaced.GAMMA.answer(replicas=draws.gamma)
     replaced.BY_SEED.answer(replicas=draws.by_seed)
+    replaced.BETWEEN.answer(replicas=draws.between)
     replaced.CLASSES.answer(replicas=draws.classes)
     replaced.SEED.answer(replicas=draws.next_seed)
     replaced.OPERATION_SEED.answer(replicas=draws.operation_seed)

@@ -31,7 +31,7 @@ from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import optimizer, share, xla
 from toolkit.strategies.step.exchange_schedule import schedule
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.step.train_step import ReplicaStep, has_one_size, predict_own
+from toolkit.strategies.step.train_step import ReplicaStep, global_seeds, has_one_size, predict_own
 from toolkit.strategies.step.whole_batch import watch
 from toolkit.strategies.upstream import train_function
 from toolkit.strategies.upstream.train_function import Around, StepFunction
@@ -78,7 +78,7 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
         original(model, *args, **kwargs)
         prepare(model)
     if model.jit_compile is True and hasattr(strategy, "replace_functions"):
-        model.jit_compile = False
+        xla.turn_off(model)
         _LOG.warning(
             "jit_compile=True has no effect under this strategy: XLA can't compile what a step exchanges with "
             "parameter servers. The model trains without XLA"
@@ -87,6 +87,8 @@ def _compile(original: Callable, model: Any, *args: Any, **kwargs: Any) -> None:
 
 def _maybe_build(_: Callable, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
     prepare(model)
+    if hasattr(model.distribute_strategy, "replace_functions"):  # Else a model is built with a symbolic one.
+        global_seeds(model)
     training = trains(iterator) and this_step.on_batch != "test"
     building.check(model, getattr(getattr(iterator, "data_adapter", None), "batch_size", None))
     if iterator is not None:

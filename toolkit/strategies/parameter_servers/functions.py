@@ -13,12 +13,14 @@ import keras
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.context import this_step
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.placement import CHIEF, SEED
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, push
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
+from toolkit.strategies.step import xla
 from toolkit.strategies.step.share import WholeShare, entered
-from toolkit.strategies.step.train_step import inlining, results_noted
+from toolkit.strategies.step.train_step import inlining, results_noted, use_seeds
 from toolkit.support.graphs import outside
 
 # A function for a worker, how often one of its steps assigns each of `Variables.counters`, and the indices of those
@@ -140,12 +142,14 @@ class _BuildingStep:
         outside(build)  # Variables that are created in the scopes of the step belong to the step.
 
 
-def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> Any:
+def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[Any]) -> tuple[Any, list[int]]:
     """Creates the function that evaluates batches, with one pull: of (the first's number, how many, counters, data).
 
-    It returns what that of `training` does; of counters, those that are `Variables.told` alone.
+    It returns what that of `training` does; of counters, those that are `Variables.told` alone. Beside it is returned
+    how often a batch assigns each counter, as seeds that are drawn by.
     """
     model = variables.model
+    assigned: list[int] = []
     told = [index for index, v in enumerate(variables.counters) if id(v) in variables.told]
 
     def replica(first: tf.Tensor, count: tf.Tensor, counters: list, data: Any) -> tuple:
@@ -158,6 +162,7 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
             scope = variables.scope(values, counters, sums)
             with scope, inlining(), whole_batch(variables), reports_of(variables, "test") as reports:
                 logs = reports(as_they_are(model.test_step(batch_of(0, first + index, data))))
+            assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]
             return index + 1, scope.tensors(variables.metrics), scope.tensors(variables.counters)
 
         if signature:  # One batch, sent along.
@@ -167,19 +172,26 @@ def evaluation(variables: Variables, batch_of: Callable, *, signature: Sequence[
             _, sums, after = tf.while_loop(lambda index, *_: index < count, one, [zero, *start], parallel_iterations=1)
         return flattened([*sums, *branched(told, counters, after)]), logs if signature else {}
 
-    return trace(variables, replica, signature)
+    return trace(variables, replica, signature), assigned
 
 
-def prediction(variables: Variables, whole: Callable, *, signature: Sequence[Any]) -> Any:
-    """Creates the function that predicts the batch that `whole` makes of the tensors that are sent."""
+def prediction(variables: Variables, whole: Callable, *, signature: Sequence[Any]) -> tuple[Any, list[int]]:
+    """Creates the function that predicts the batch that `whole` makes of the tensors that are sent.
+
+    Beside it is returned how often that assigns each counter.
+    """
     model = variables.model
+    assigned: list[int] = []
 
     def replica(_first: tf.Tensor, _count: tf.Tensor, counters: list, data: Any) -> Any:
         values, _ = variables.pull()
-        with LocalScope([*variables.served, *variables.counters], [*values, *counters]), inlining():
-            return model.predict_step(whole(data))
+        scope = LocalScope([*variables.served, *variables.counters], [*values, *counters])
+        with scope, inlining():
+            outputs = model.predict_step(whole(data))
+        assigned[:] = [scope.assigned.get(id(v), 0) for v in variables.counters]
+        return outputs
 
-    return trace(variables, replica, signature)
+    return trace(variables, replica, signature), assigned
 
 
 def trace(variables: Variables, replica: Callable, signature: Sequence[Any]) -> Any:
@@ -203,7 +215,9 @@ def traced(variables: Variables, function: Callable, signature: Sequence[Any]) -
 
     @tf.autograph.experimental.do_not_convert
     def run(*given: Any) -> Any:
-        with single_replica(strategy):
+        use_seeds(variables.seeds)
+        alone = xla.compiled_alone(variables.model)
+        with single_replica(strategy), this_step.having(compiled_alone=alone):
             return function(*given)
 
     while True:

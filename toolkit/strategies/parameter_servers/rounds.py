@@ -5,7 +5,6 @@ a step is found while it is traced for one worker's share (`RoundShare`, `ShareS
 worker, one after another.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 from toolkit.strategies.batches import row_range
 from toolkit.strategies.context import this_step
+from toolkit.strategies.options import options_of
 from toolkit.strategies.parameter_servers import functions
 from toolkit.strategies.parameter_servers.dispatch import Dispatch, Dispatcher
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
@@ -24,6 +24,7 @@ from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, packed, unpacked
 from toolkit.strategies.parameter_servers.worker_step import Step, tracing
 from toolkit.strategies.step.draws import Draws
+from toolkit.strategies.step.moments import normalises_batch
 from toolkit.strategies.step.rows import Of, Rows
 from toolkit.strategies.step.share import Share, entered
 from toolkit.strategies.step.train_step import kind_of_log
@@ -31,7 +32,6 @@ from toolkit.strategies.step.trial import shown
 from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import assigns_others, derives_from, outside
 
-_LOG = logging.getLogger(__name__)
 _EXAMPLES = "/examples"  # The entry among a share's logs with the number of its examples.
 # What shares store: gradients and what a normalisation averages, whose weighted mean counts, and what is the same.
 _GRADIENTS, _AVERAGES, _SAME = "gradients", "averages", "same"
@@ -71,10 +71,13 @@ class Rounds:
         variables = self.variables
         model = variables.model
         normalised = [x for x in layers_within(model) if isinstance(x, keras.layers.BatchNormalization)]
+        options = options_of(model.distribute_strategy)
         for layer in normalised:
-            if layer.synchronized and layer.trainable:
-                self.note(f"{layer.name} normalises over the whole batch")
-        own = [each.name for each in normalised if each.trainable and not self._order]
+            if layer.trainable and normalises_batch(layer, options):
+                self.note(
+                    f"{layer.name} normalises over the whole batch, unless you give create(batch_statistics="
+                    '"replica"), which leaves each worker its own share'
+                )
         averages = {id(v) for layer in normalised for v in layer.non_trainable_variables}
         assigned: list[int] = []
 
@@ -128,12 +131,6 @@ class Rounds:
         mine = [each.handle for rows in self._rows.values() for each in rows]
         if assigns_others(function.graph, mine):
             self.note("it assigns a tf.Variable")
-        if own and self.undivided is None:
-            _LOG.warning(
-                "%s: each worker of a round normalises its own share of a batch. With BatchNormalization("
-                "synchronized=True) one worker computes each whole batch, which has one device's numbers",
-                f"{own[0]} and {len(own) - 1} more" if len(own) > 1 else own[0],
-            )
         return function, assigned
 
     def note(self, why: str) -> None:

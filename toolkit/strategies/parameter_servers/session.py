@@ -128,6 +128,8 @@ class Session:
         # predict_on_batch passes arrays.
         given = keras.tree.map_structure(lambda leaf: tf.constant(leaf) if isinstance(leaf, np.ndarray) else leaf, data)
         results = [self._predicted(batch) for batch in given]
+        if self._counters.moved and not self._sent:  # By dropout that stays on in predictions.
+            self.wait_for_steps()
         return tf.nest.map_structure(lambda *parts: tf.constant(np.concatenate(parts)), *results)
 
     def results(self, original: Any) -> Any:
@@ -338,11 +340,13 @@ class TracedFunctions:
 
     def batches(self, stream: Stream, items: Sequence[Any]) -> Callable[[bool], Any]:
         """Returns a call that evaluates some batches, as `steps` does."""
-        run = self._once(
+        run, assigned = self._once(
             ("batches", stream.key),
             lambda: functions.evaluation(self._variables, stream.batch, signature=stream.signature(1)),
         )
-        return self._call(run, stream, items, len(items), 0)
+        call = self._call(run, stream, items, len(items), 0)
+        self._counters.move(assigned, len(items))
+        return call
 
     def batch(self, batch: Any) -> Callable[[], Any]:
         """Returns a call that predicts a batch of Keras's."""
@@ -355,11 +359,12 @@ class TracedFunctions:
 
         signature = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in tensors]
         structure = tf.nest.map_structure(lambda _: 0, batch)
-        run = self._once(
+        run, assigned = self._once(
             ("batch", str(signature), str(structure)),
             lambda: functions.prediction(self._variables, whole, signature=signature),
         )
         zero, counters = tf.constant(0, tf.int64), self._counters_after(0)
+        self._counters.move(assigned, 1)
         return lambda: run(zero, zero, counters, tensors)
 
     def round(self, stream: Stream, shares: int) -> tuple[Rounds, Any, Any]:
@@ -420,6 +425,9 @@ class Counters:
         self._increments: list[np.ndarray] = []
         self._conditional: list[int] = []  # Which ones a step assigns in a branch; the worker reports those.
         self._corrections: dict[int, np.ndarray] = {}  # How much those differ from their values without the branch.
+        self._moved: list[np.ndarray] = []  # By how much batches that are no steps have.
+        self._seeds = variables.seeds
+        self._drawn: list[np.ndarray] = []  # What that generator holds after each draw since no step was under way.
         self._scales = _scales(variables)
         self._told = [index for index, v in enumerate(self._variables) if id(v) in variables.told]
         self._lock = threading.Lock()
@@ -432,10 +440,28 @@ class Counters:
             conditional: The indices of those that it assigns in a branch.
         """
         pairs = zip(self._variables, assigned, strict=True)
-        self._increments = [np.array([0, times] if tuple(v.shape) == (2,) else times) for v, times in pairs]
+        self._increments = [_increment(v, times) for v, times in pairs]
         for index in [scale.finite for scale in self._scales] + self._told:
             self._increments[index] = np.array(0)
         self._conditional = list(conditional)
+
+    @property
+    def moved(self) -> bool:
+        """Whether batches that are no steps have moved some since no step was under way."""
+        return any(np.any(each) for each in self._moved)
+
+    def move(self, assigned: Sequence[int], batches: int) -> None:
+        """Records that batches which are no steps are sent: seeds that they draw by go on from there.
+
+        Args:
+            assigned: How often each batch assigns each counter.
+            batches: How many.
+        """
+        more = [_increment(v, times * batches) for v, times in zip(self._variables, assigned, strict=True)]
+        for index in self._told:
+            more[index] = np.array(0)
+        with self._lock:
+            self._moved = [one + other for one, other in zip(self._moved, more, strict=True)] if self._moved else more
 
     def take(self, branched: np.ndarray, steps: int) -> None:
         """Records what this many steps did to counters in branches: their values before and after, in one array.
@@ -454,6 +480,8 @@ class Counters:
                     self._take_scale(scale, before, after)
             for index, value in after.items():
                 if any(index in (scale.value, scale.finite) for scale in self._scales):
+                    continue
+                if self._variables[index] is self._seeds.state:  # Each draw counts, also in a branch that isn't taken.
                     continue
                 if _is_whole(self._start[index]):
                     more = value - before[index] - (self._increments[index] * steps if steps else 0)
@@ -483,12 +511,22 @@ class Counters:
             for index, (variable, start) in enumerate(zip(self._variables, self._start, strict=True)):
                 if not _is_whole(start):
                     values.append(np.array(variable.numpy()))  # Such as a learning rate that a callback sets.
-                elif self._increments or index in self._corrections:
-                    moved = (self._increments[index] * steps if steps else 0) + self._corrections.get(index, 0)
-                    values.append((start + moved).astype(start.dtype))
                 else:
-                    values.append(start)
+                    moved = (self._increments[index] * steps if steps else 0) + self._corrections.get(index, 0)
+                    moved = moved + (self._moved[index] if self._moved else 0)
+                    of_seeds = variable is self._seeds.state
+                    values.append(self._after_draws(moved) if of_seeds else (start + moved).astype(start.dtype))
         return values
+
+    def _after_draws(self, moved: Any) -> np.ndarray:
+        """Returns what the generator for calls without a seed holds after some draws; it doesn't count by ones."""
+        state, times = self._seeds.state, int(np.max(moved))
+        self._drawn = self._drawn or [np.array(state.numpy())]
+        while len(self._drawn) <= times:
+            with keras.StatelessScope(state_mapping=[(state, tf.constant(self._drawn[-1]))]) as scope:
+                self._seeds.next(ordered=False)
+            self._drawn.append(scope.get_current_value(state).numpy())
+        return self._drawn[times]
 
     def branched_after(self, steps: int) -> dict[int, np.ndarray]:
         """Returns those that are assigned in branches, by index, as far as results have arrived; others as `after`."""
@@ -500,11 +538,11 @@ class Counters:
 
     def set_after(self, steps: int) -> None:
         """Sets them when this many steps are done and none is under way."""
-        if steps or self._corrections:
+        if steps or self._corrections or self.moved:
             for variable, value in zip(self._variables, self.after(steps), strict=True):
                 if _is_whole(value):
                     variable.assign(value)
-        self._start = []
+        self._start, self._moved, self._drawn = [], [], []
         self._corrections = {}
 
 
@@ -610,6 +648,11 @@ def _plain(value: Any) -> Any:
     """Returns a metric's result in the form of Keras's logs: a float, or an array."""
     value = np.asarray(keras.ops.convert_to_numpy(value))
     return value if value.ndim else float(value)
+
+
+def _increment(variable: Any, times: int) -> np.ndarray:
+    """By how much a counter is more when assigned so often: a seed generator counts by its second element."""
+    return np.array([0, times] if tuple(variable.shape) == (2,) else times)
 
 
 def _is_whole(value: np.ndarray) -> bool:

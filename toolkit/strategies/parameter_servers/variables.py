@@ -18,6 +18,7 @@ from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.local_values import Cell, LocalTable, LocalValue, Rows, updates_by_rows
 from toolkit.strategies.parameter_servers.placement import SEED, ServerShardedVariable, shards_of
+from toolkit.strategies.step.train_step import global_seeds
 from toolkit.strategies.variables import optimizers_of
 
 _LOG = logging.getLogger(__name__)
@@ -165,6 +166,7 @@ class Variables:
         reported: Of a step, "train" or "test", by the names in its logs: the number of the metric whose result it is,
             and its place among that metric's results.
         applied_on: The ps that traced steps apply gradients on; there may be more ps than variables.
+        seeds: `keras.random`'s generator for calls without a seed, which counts with the others.
     """
 
     def __init__(
@@ -183,7 +185,9 @@ class Variables:
         self.ledgers = ledgers
         self.applied_on: set[str] = set()
         self._lazy: set[int] = set()  # Those for which a message was logged.
-        every = [*model.variables, *(v for optimizer in optimizers_of(model) for v in optimizer.variables)]
+        self.seeds = global_seeds(model)
+        of_optimizers = (v for optimizer in optimizers_of(model) for v in optimizer.variables)
+        every = [*model.variables, *of_optimizers, self.seeds.state]
         self.values = {id(v): v.value for v in every}
         served = {id(v) for v in every if any("/job:ps" in shard.device for shard in shards_of(v.value))}
         self.served = [v for v in model.variables if id(v) in served]

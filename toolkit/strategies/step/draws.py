@@ -186,7 +186,7 @@ def numbers(original: Callable, shape: Any, key: Any, counter: Any, alg: Any, *a
 
 def normal(original: Callable, shape: Any, key: Any, counter: Any, alg: Any, *args: Any, **kwargs: Any) -> Any:
     """Draws normal numbers. XLA makes pairs of them along an axis, so that they depend on all of a draw's shape."""
-    if this_step.piece is None:
+    if not _is_compiled():
         return numbers(original, shape, key, counter, alg, *args, **kwargs)
     return _of_whole(original, _tensor(shape), key, counter, alg, args, kwargs)
 
@@ -200,8 +200,27 @@ def integers(original: Callable, shape: Any, key: Any, counter: Any, alg: Any, *
 def truncated(original: Callable, shape: Any, key: Any, counter: Any, alg: Any, *args: Any, **kwargs: Any) -> Any:
     """Draws truncated normal numbers, for which the kernels keep counts to draw some again; XLA needs none."""
     dtype = tf.as_dtype(args[0] if args else kwargs.get("dtype", tf.float32))
-    tries = 1 if this_step.piece is not None else _TRIES * _in_a_block(dtype)
+    tries = 1 if _is_compiled() else _TRIES * _in_a_block(dtype)
     return _drawn(original, shape, key, counter, alg, args, kwargs, dtype, tries)
+
+
+def _is_compiled() -> bool:
+    """Whether numbers are XLA's: of a piece, or because one device would have all of the step compiled."""
+    return this_step.piece is not None or this_step.compiled_alone
+
+
+def by_xla(original: Callable, shape: Any, key: Any, counter: Any, alg: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draws what XLA draws also where it compiles nothing else, since its numbers aren't the kernels'."""
+    if this_step.piece is not None or this_step.recorded is not None:
+        return original(shape, key, counter, alg, *args, **kwargs)
+
+    def draw(shape: tf.Tensor, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+        return original(shape, key, counter, alg, *args, **kwargs)
+
+    shape = _tensor(shape)
+    drawn = tf.function(draw, autograph=False, jit_compile=True)(shape, key, counter)
+    drawn.set_shape(_static(shape))
+    return drawn
 
 
 def _drawn(
@@ -244,6 +263,16 @@ def by_seed(original: Callable, shape: Any, seed: Any, **kwargs: Any) -> Any:
     given = [kwargs[name] for name in names]
     found = this_step.draws.whole(draw, _tensor(shape), given)
     return draw(shape, given, _own(seed)) if found is None else found
+
+
+def between(original: Callable, shape: Any, seed: Any, *limits: Any, **kwargs: Any) -> Any:
+    """The same of truncated normal numbers, whose means, deviations and limits may be rows' own."""
+
+    def draw(shape: tf.Tensor, given: Sequence[Any], seed: Any = seed) -> Any:
+        return original(shape, seed, *given, **kwargs)
+
+    found = this_step.draws.whole(draw, _tensor(shape), limits)
+    return draw(shape, limits, _own(seed)) if found is None else found
 
 
 def classes(original: Callable, logits: Any, num_samples: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:

@@ -64,7 +64,7 @@ class Rows:
         power: It is multiplied by the number of rows to this power.
         axis: The axis that counts rows, of ROWS.
         parts: How many times the batch stands along that axis, one after another: 2 for `tf.concat([x, y], 0)`.
-        free: Whether the entries along that axis are all alike, or drawn, so that they stand in any order.
+        free: Whether the entries along that axis are all alike, or drawn by a state, so that they stand in any order.
     """
 
     of: Of
@@ -304,7 +304,11 @@ class Graph:
         for call in calls:
             self._look(operations[number : call.first])
             found = [self[each] for each in call.inputs]
-            self._known |= {id(each): (call.gives or by_row)(found, each) for each in call.outputs}
+            gives = call.gives or by_row
+            if any(each.parts > 1 for each in found) and _draws(call, operations[call.first : call.last]):
+                # A replica draws for rows that are together in the batch, and here its rows are in several places.
+                gives = lambda *_: WHOLE  # noqa: E731
+            self._known |= {id(each): gives(found, each) for each in call.outputs}
             number = call.last
         self._look(operations[number:end])
 
@@ -332,7 +336,7 @@ class Graph:
             return self._set.get(id(op.inputs[0]), args[0])
         if _ASSIGNS.match(kind):
             return self._assign(op, args)
-        if _DRAWS.search(kind) and not kind.startswith("StatelessRandomGet"):
+        if _is_draw(kind):
             return self._drawn(op, args)
         if kind in _FUNCTIONS:
             self.branches += args
@@ -508,7 +512,8 @@ class Graph:
         if shape is not None and not counted and op.type.startswith("Stateless"):
             return ALIKE  # All replicas have the same seed.
         rows = shape is not None and len(counted) == 1 and counts_rows(shape[counted[0]])
-        return Rows(Of.ROWS, axis=counted[0], free=True) if rows else WHOLE
+        # Replicas draw those of a row together. Of numbers drawn by a state nobody promises which they are.
+        return Rows(Of.ROWS, axis=counted[0], free=not op.type.startswith("Stateless")) if rows else WHOLE
 
     def _reshaped(self, op: tf.Operation, args: list[Rows]) -> Rows:
         x, before, after = args[0], self.sizes.shape(op.inputs[0]), self.sizes.shape(op.outputs[0])
@@ -577,6 +582,19 @@ def _sizes_of(graph: tf.Graph, inputs: list) -> Sizes:
     return Sizes(graph, rows, kept) if rows else kept
 
 
+def _draws(call: Call, operations: Iterable[tf.Operation]) -> bool:
+    """Whether a layer's call draws random numbers, as its operations show, or as it may in a loop of them."""
+    types = {op.type for op in operations}
+    kept = getattr(call.of, "non_trainable_variables", ())
+    seeded = any(getattr(each, "name", "") == _SEED_STATE for each in kept)
+    return any(_is_draw(each) for each in types) or (seeded and not types.isdisjoint(_FUNCTIONS))
+
+
+def _is_draw(kind: str) -> bool:
+    return bool(_DRAWS.search(kind)) and not kind.startswith("StatelessRandomGet")
+
+
+_SEED_STATE = "seed_generator_state"  # Keras's name of what a seed generator counts.
 _ASSIGNS = re.compile("Assign(Add|Sub)?VariableOp|Resource(Scatter|Apply|SparseApply)")
 _DRAWS = re.compile("Random|TruncatedNormal|Multinomial|Parameterized|Rng")
 _FUNCTIONS = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "StatefulPartitionedCall")

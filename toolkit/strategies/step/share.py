@@ -235,7 +235,16 @@ class Share:
             whole: All of them.
         """
         rows, total = (tf.cast(tf.shape(each)[0], tf.float64) for each in (own, whole))
+        counts, firsts, all_rows = self.counts, self.firsts, self.total_count
+
+        def of_each() -> tf.Tensor:
+            begin, end = (tf.floor(total * at / all_rows) for at in (firsts, firsts + counts))  # As `rows_of_this`.
+            return end - begin
+
         found = copy.copy(self)
+        found._made = {}
+        counts = found._in_step("counts", of_each)
+        found.count = counts[this_step.place]
         found._weight = self.own(tf.math.divide_no_nan(rows, total))
         return found
 

@@ -61,7 +61,7 @@ class ReplicaStep:
         functools.update_wrapper(self, self._step, updated=())  # Without what TensorFlow knows a tf.function by.
         self._trains = name == "train_step"
         self._tries = Tries(model)
-        self._seeds = _global_seeds(model)
+        self._seeds = global_seeds(model)
 
     @contextlib.contextmanager
     def instead(self) -> Iterator[None]:
@@ -77,11 +77,15 @@ class ReplicaStep:
 
     def __call__(self, data: Any) -> Any:
         """Makes the step of this replica with its part of a batch, and returns the whole batch's logs."""
-        private.global_state.set_global_attribute(_SEEDS, self._seeds)
+        use_seeds(self._seeds)
         if this_step.count == 1:
             return self._step(data)
         keep_losses_apart(self._model)
         weigh_moments(self._model, tf.distribute.get_replica_context())
+        with this_step.having(compiled_alone=xla.compiled_alone(self._model)):
+            return self._of_replica(data)
+
+    def _of_replica(self, data: Any) -> Any:
         if self._trains and is_local_step(self._model):
             return self._local_step(data)
         share = replica_share(data, at_tape=self._trains and uses_gradients(self._model, self._step))
@@ -252,8 +256,13 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
     """Returns a replica's part of a batch's predictions."""
     if not this_step.divided or this_step.count == 1:
         return original(model, data)
-    has_own = None if this_step.rows is None else this_step.rows > 0
-    kept = None if has_own is None else tf.where(has_own, tf.constant(tf.int32.max), 0)
+    kept = None if this_step.rows is None else tf.where(this_step.rows > 0, tf.constant(tf.int32.max), 0)
+    weigh_moments(model, tf.distribute.get_replica_context())  # Layers that normalise by the batch also here.
+    with this_step.having(compiled_alone=xla.compiled_alone(model)):
+        return _predict_own(original, model, data, kept)
+
+
+def _predict_own(original: Callable, model: Any, data: Any, kept: tf.Tensor | None) -> Any:
     use = xla.use_of(model)
     predict = xla.predicted(original, use)
     if has_one_size(model):  # One replica has the whole batch.
@@ -283,7 +292,7 @@ def predict_own(original: Callable, model: Any, data: Any) -> Any:
 
     if not found.opened:
         share = replica_share(data)
-        with this_step.having(draws=Draws(share)):  # Noise in predictions, as of dropout that stays on.
+        with entered(share), this_step.having(draws=Draws(share)):  # As of dropout that stays on in predictions.
             return parts(predict(model, of_any_size(data, this_step.whole)))
     if use is not None:
         use.say("predict_step is computed without XLA, as it computes with the whole batch")
@@ -302,7 +311,7 @@ def has_one_size(model: Any) -> bool:
     return sizes or any(getattr(each, "stateful", False) for each in layers_within(model))
 
 
-def _global_seeds(model: keras.Model) -> Any:
+def global_seeds(model: keras.Model) -> Any:
     """Returns `keras.random`'s generator for calls without a seed: one for each thread, and replicas are threads.
 
     One that isn't there yet is made, as a step that is traced can't; Python's `random`, which seeds it, stays as it is.
@@ -320,6 +329,11 @@ def _global_seeds(model: keras.Model) -> Any:
             return found
     finally:
         random.setstate(state)
+
+
+def use_seeds(generator: Any) -> None:
+    """Has `keras.random` draw by a generator in this thread, in calls without a seed."""
+    private.global_state.set_global_attribute(_SEEDS, generator)
 
 
 # Counts the steps that a model makes.

@@ -11,8 +11,8 @@ rows the gradient is divided by the replica's share w, as gradients are multipli
     cut(whole): own rows;              gradient: the rows of all of (upstream * w)
     mean(own), a scalar: sum of w * x; gradient: the upstream
 
-A tensor has as many rows as the batch, and is no part of it, where a script has written that number out: noise beside the
-batch, a first state. A layer that is given both isn't given parts; every replica computes it of the whole batch.
+A tensor has as many rows as the batch, and is no part of it, where a script has written that number out: noise beside
+the batch, a first state. A layer that is given both isn't given parts; every replica computes it of the whole batch.
 
 What a step draws between layers is the same on every replica; a metric that it updates counts each row once.
 """
@@ -21,7 +21,7 @@ import contextlib
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -93,7 +93,6 @@ class View:
         replaced.OPERATION_SEED.answer(view=_seed)
         self.share = ViewShare(rows)
         self.seeds = itertools.count(1)
-        self._draws = Draws(rows)
         self.replicated = trial is not None and trial.replicated
         self._rows, self._trial, self._name = rows, trial, name
         self._sized = sized and this_step.rows is None
@@ -109,10 +108,10 @@ class View:
             yield
 
     @contextlib.contextmanager
-    def _by_row(self, share: Share) -> Iterator[None]:
-        # Of a part of the batch, such as what a mask leaves, nobody knows which rows of it a replica has.
-        draws = self._draws if share is self._rows else None
-        with entered(share), this_step.having(view=None, draws=draws):
+    def _by_row(self, share: Share, rows: Iterable[Any]) -> Iterator[None]:
+        if share is not self._rows:
+            share.batch = [each for each in rows if isinstance(each, tf.Tensor)]
+        with entered(share), this_step.having(view=None, draws=Draws(share)):
             yield
 
     def open(self, data: Any) -> Any:
@@ -201,7 +200,7 @@ class View:
             return rows
 
         args, kwargs = keras.tree.map_structure(own, (args, kwargs))
-        with self._by_row(share):
+        with self._by_row(share, keras.tree.flatten((args, kwargs))):
             outputs = function(args, kwargs)
 
         def one(leaf: Any) -> Any:

@@ -37,6 +37,7 @@ from toolkit.support.graphs import outside
 
 _LOG = logging.getLogger(__name__)
 _AUTO = "_toolkit_auto_xla"
+_ALONE = "_toolkit_xla_alone"
 _EXCHANGES = ("Collective", "Nccl")
 _INPUTS = ("Placeholder", "_Arg", "_Retval")  # Of a function's graph: no operations.
 _STEPS = {"train_step": keras.Model.train_step, "test_step": keras.Model.test_step}
@@ -60,14 +61,14 @@ def chooses(devices: Sequence[str], hosts: Sequence[str]) -> bool:
 def choose(original: Callable, model: Any) -> bool:
     """Returns what `jit_compile="auto"` means for a model of ours: on one device, what it means without a strategy."""
     strategy = model._distribute_strategy
-    if hasattr(strategy, "replace_functions"):  # Parameter servers.
-        return original(model)
     own = vars(model)  # Avoids Keras's actions when an attribute is set.
     own["_distribute_strategy"] = None
     try:
-        chosen = original(model)
+        chosen = own[_ALONE] = original(model)
     finally:
         own["_distribute_strategy"] = strategy
+    if hasattr(strategy, "replace_functions"):  # Parameter servers.
+        return original(model)
     own[_AUTO] = True
     if not chosen:
         return False
@@ -101,6 +102,19 @@ def forget_choice(model: Any) -> None:
     """Makes the `compile` of a model that comes next tell whether XLA is the user's own wish."""
     model.jit_compile  # noqa: B018 - Keras reads it when it sets it, and an unset one asks `choose`.
     vars(model).pop(_AUTO, None)
+    vars(model).pop(_ALONE, None)
+
+
+def turn_off(model: Any) -> None:
+    """Has a model's steps computed without XLA, though they aren't on one device."""
+    model.jit_compile = False
+    vars(model)[_ALONE] = True
+
+
+def compiled_alone(model: Any) -> bool:
+    """Returns whether XLA compiles a model's steps on one device, whatever it does here."""
+    asked = model.jit_compile or vars(model).get(_ALONE, False)
+    return bool(asked) and not tf.executing_eagerly() and private.model_supports_jit(model)
 
 
 def _places(strategy: tf.distribute.Strategy) -> tuple[Sequence[str], list[str]]:

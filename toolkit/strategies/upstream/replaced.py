@@ -36,12 +36,14 @@ NUMBERS = Replaced(
     "stateless_random_uniform_v2",
     "stateless_random_uniform_full_int_v2",
     replicas="draws",  # Skip to their rows.
+    xla="compiled_alone",  # Draws as on one device, where XLA compiles the step.
 )
-NORMAL = Replaced("stateless_random_normal_v2", replicas="draws")
-INTEGERS = Replaced("stateless_random_uniform_int_v2", replicas="draws")
-TRUNCATED = Replaced("stateless_truncated_normal_v2", replicas="draws")
+NORMAL = Replaced("stateless_random_normal_v2", replicas="draws", xla="compiled_alone")
+INTEGERS = Replaced("stateless_random_uniform_int_v2", replicas="draws", xla="compiled_alone")
+TRUNCATED = Replaced("stateless_truncated_normal_v2", replicas="draws", xla="compiled_alone")
 GAMMA = Replaced("stateless_random_gamma_v3", replicas="draws")
 BY_SEED = Replaced("stateless_random_binomial", "stateless_random_poisson", replicas="draws")
+BETWEEN = Replaced("stateless_parameterized_truncated_normal", replicas="draws")
 CLASSES = Replaced("stateless_multinomial", replicas="draws")
 SEED = Replaced("SeedGenerator.next", replicas="")  # Replicas draw for themselves, where their rows aren't known.
 OPERATION_SEED = Replaced(
