@@ -109,6 +109,20 @@ class Selecting(L.Layer):
         return x + tf.reduce_mean(x, [1, 2], keepdims=True) + 0 * tf.reduce_sum(kept)
 
 
+class Halves(keras.Model):
+    """Each half of the batch has a normalisation of its own, and gradients go on through both of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norms, self.last = L.Dense(4), [L.BatchNormalization(), L.BatchNormalization()], L.Dense(1)
+
+    def call(self, x, training=None):
+        x = self.first(x)
+        half = tf.shape(x)[0] // 2
+        parts = [norm(part, training=training) for norm, part in zip(self.norms, (x[:half], x[half:]), strict=True)]
+        return self.last(tf.concat(parts, 0))
+
+
 class InGradient(keras.Model):
     """Its loss has a gradient that goes through a normalisation, so it is differentiated twice."""
 
@@ -141,14 +155,17 @@ MODELS = {
     "renormalised": (lambda: dense(L.BatchNormalization(renorm=True)), ROWS),
     "synchronized": (lambda: dense(L.BatchNormalization(synchronized=True)), ROWS),
     "far from zero": (lambda: dense(L.BatchNormalization()), ROWS + 300),
+    "of half of the batch": (Halves, ROWS + 1),
     "frozen": (lambda: dense(L.BatchNormalization(trainable=False)), ROWS),
 }
 
 
+IN_CI_TOO = ("behind a mask", "far from zero", "of half of the batch")
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if each in ("behind a mask", "far from zero") else pytest.mark.long)
-             for each in MODELS]
-)  # fmt: skip
+    "name", [pytest.param(each, marks=() if each in IN_CI_TOO else pytest.mark.long) for each in MODELS]
+)
 def test_such_a_layer_is_one_devices(four_devices, name):
     build, x = MODELS[name]
     found, wanted = trained(build, x, mirrored(four_devices, 3))[1], trained(build, x)[1]

@@ -438,3 +438,30 @@ def test_a_part_of_the_batch_counts_by_its_own_rows(four_devices, part):
 
     one = trained(tf.distribute.get_strategy())
     np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)
+
+
+class Watched(layers.Layer):
+    """Updates metrics of its own with values of the batch."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.watch, self.value = keras.metrics.Mean(name="watch"), value
+
+    def call(self, x):
+        self.watch.update_state(self.value(x))
+        return x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [ops.max, ops.sum, pytest.param(ops.mean, marks=pytest.mark.long)])
+def test_a_metric_that_a_layer_updates_is_of_the_whole_batch(four_devices, value):
+    def seen(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), Watched(value), layers.Dense(6)])
+            model.compile("sgd", "mse")
+        first = model.fit(X, Y, batch_size=11, shuffle=False, verbose=0).history["watch"]
+        return [*first, model.evaluate(X, Y, batch_size=11, verbose=0, return_dict=True)["watch"]]
+
+    one = seen(tf.distribute.get_strategy())
+    np.testing.assert_allclose(seen(strategies.create("mirrored", devices=four_devices[:2])), one, rtol=1e-5)

@@ -182,7 +182,7 @@ def summed(x: tf.Tensor) -> tuple:
     def gradient(upstream: tf.Tensor) -> tf.Tensor:
         if share is None or share.in_loss:
             return summed(upstream)
-        weight = tf.cast(share.weight, upstream.dtype)
+        weight = tf.cast(share.exchanged_weight, upstream.dtype)
         return tf.math.divide_no_nan(summed(upstream * weight), weight)
 
     return collectives.all_reduce(x), gradient

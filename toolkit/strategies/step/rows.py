@@ -118,6 +118,7 @@ class Call:
         of: What was called.
         calls: The calls within it.
         losses: What a layer has added to the loss, but not layers within it.
+        updates: What it has given metrics, but not what calls within it have: a list of tensors for each time.
         opened: Whether it needs the whole batch; see `trial`.
     """
 
@@ -129,6 +130,7 @@ class Call:
     of: Any = None
     calls: list["Call"] = dataclasses.field(default_factory=list)
     losses: list = dataclasses.field(default_factory=list)
+    updates: list[list] = dataclasses.field(default_factory=list)
     opened: bool = False
 
 

@@ -107,6 +107,7 @@ class Share:
         self.count = tf.cast(rows, tf.float64)
         self._made: dict[str, tf.Tensor] = {}  # Of the properties below.
         self._weight = weight
+        self._of: Share | None = None  # That of the batch, of whose rows this is a part's.
 
     def of_batch(self, data: Any) -> "Share":
         """Records the replica's part of a batch, in any structure, and returns the same."""
@@ -138,8 +139,8 @@ class Share:
 
     @property
     def exchanged_weight(self) -> tf.Tensor:
-        """By what this replica's gradients are multiplied when they are exchanged."""
-        return self.weight
+        """By what this replica's gradients are multiplied when they are exchanged: its part of the whole batch."""
+        return self.weight if self._of is None else self._of.exchanged_weight
 
     @property
     def counts(self) -> tf.Tensor:
@@ -200,7 +201,7 @@ class Share:
 
         def back(upstream: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
             own = self._own_rows(upstream, first, size)
-            return tf.math.divide_no_nan(own, tf.cast(self.weight, own.dtype))
+            return tf.math.divide_no_nan(own, tf.cast(self.exchanged_weight, own.dtype))
 
         return _rows_of_all(x, back)
 
@@ -242,7 +243,7 @@ class Share:
             return end - begin
 
         found = copy.copy(self)
-        found._made = {}
+        found._of, found._made = self, {}
         counts = found._in_step("counts", of_each)
         found.count = counts[this_step.place]
         found._weight = self.own(tf.math.divide_no_nan(rows, total))
@@ -258,7 +259,7 @@ class Share:
         def cut(x: tf.Tensor) -> tuple:
             def gradient(upstream: Any) -> tf.Tensor:
                 upstream = tf.convert_to_tensor(upstream)
-                return self.rows_of_all(upstream * tf.cast(self.weight, upstream.dtype))
+                return self.rows_of_all(upstream * tf.cast(self.exchanged_weight, upstream.dtype))
 
             return x[first : first + size], gradient
 
@@ -346,7 +347,7 @@ def _scaled(x: tf.Tensor, scale: Callable) -> tf.Tensor:
     share = this_step.share
     if share is None:
         return x
-    weight = tf.cast(share.weight, x.dtype)
+    weight = tf.cast(share.exchanged_weight, x.dtype)
 
     @tf.custom_gradient
     def same(x: tf.Tensor) -> tuple:

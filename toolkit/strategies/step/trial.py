@@ -84,7 +84,7 @@ class Trial:
         self._graph: Any = None
         self._within: list[list[Call]] = [self.calls]
         self._targets: list[list] = []
-        self._updates: list[tuple[list, list]] = []  # By metrics' updates: tensors with a rank, and scalars.
+        self._updates: list[list[list]] = [[]]  # Of the step, and of the calls that it is within: as `Call.updates`.
         self._assigned: dict[int, Any] = {}
         self._closed: list[tuple[int, int]] = []
         self._returned: dict[int, Any] = {}
@@ -138,10 +138,7 @@ class Trial:
         if not self.sums and not all(each.is_mean for each in scalars):
             return False
         self.logs = {number: found[x] for number, x in self._returned.items()}
-        means = [found[each] for _, scalars in self._updates for each in scalars]
-        if not all(self._may_be_returned(each) for each in self.logs.values()) or not all(x.is_mean for x in means):
-            return False
-        if not all(found[each].by_row or found[each].is_alike for batches, _ in self._updates for each in batches):
+        if not all(self._may_be_returned(each) for each in self.logs.values()) or not _add_up(found, self._updates[0]):
             return False
         return self._assigns_alike(found, self.calls, 0, len(self._graph.get_operations()))
 
@@ -174,6 +171,8 @@ class Trial:
         given = {id(each): ROWS if is_row_dimension(each) else ALIKE for each in call.inputs}
         found = Graph(self._graph, given, call.calls, (call.first, call.last), call.inputs)
         if any(not found[each].is_mean for each in call.losses):
+            return True
+        if not _add_up(found, call.updates):
             return True
         if not all(found[each].in_order or found[each].is_alike for each in call.outputs):
             return True
@@ -216,10 +215,12 @@ class Trial:
         call = Call(self._number(), of=of, gives=gives, inputs=_tensors(inputs))
         self._within[-1].append(call)
         self._within.append(call.calls)
+        self._updates.append(call.updates)
         try:
             outputs = function()
         finally:
             self._within.pop()
+            self._updates.pop()
         call.last = self._number()
         call.outputs = _tensors(outputs)
         logits = [logits_of(each) for each in call.outputs]
@@ -233,9 +234,7 @@ class Trial:
 
     def update(self, given: Any) -> None:
         """Records what a metric is given."""
-        if len(self._within) == 1:
-            tensors = _tensors(given)
-            self._updates.append(([x for x in tensors if x.shape.rank], [x for x in tensors if x.shape.rank == 0]))
+        self._updates[-1].append(_tensors(given))
 
     def gradient(self, target: Any, sources: Any) -> Any:
         """Returns zeros in the place of gradients."""
@@ -257,6 +256,12 @@ class Trial:
             return tf.zeros(source.shape, source.dtype)
 
         return tf.nest.map_structure(one, sources)
+
+
+def _add_up(found: Graph, updates: list[list]) -> bool:
+    """Whether metrics that replicas update with their rows, or with means of them, are the whole batch's together."""
+    each = [(x, found[x]) for given in updates for x in given]
+    return all(known.is_mean if x.shape.rank == 0 else known.by_row or known.is_alike for x, known in each)
 
 
 def of_a_jacobian() -> bool:
