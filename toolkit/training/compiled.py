@@ -58,7 +58,7 @@ class Compiled:
 
         model, kind = self._model, type(self._model)
         if kind.compile is not keras.Model.compile and kind.compile_from_config is keras.Model.compile_from_config:
-            raise TypeError(f"{kind.__name__} has a compile of its own, and no compile_from_config")
+            raise TypeError(f"{kind.__name__} has its own compile, and no compile_from_config")
         with model.distribute_strategy.scope():
             # The outer ones first: a layer hands it on to those within.
             for layer, trainable in zip(layers_within(model), saved["trainable"], strict=True):
