@@ -239,7 +239,7 @@ def test_data_whose_length_changes_with_each_epoch_goes_on_with_it(tmp_path, fou
 @pytest.mark.slow
 def test_a_length_that_something_else_has_changed_is_said(tmp_path, four_devices, caplog):
     data = Growing(1, "on_epoch_end")
-    lengthens = keras.callbacks.LambdaCallback(on_train_begin=lambda _: setattr(data, "count", 9))
+    lengthens = keras.callbacks.LambdaCallback(on_train_begin=lambda *_: setattr(data, "count", 9))
     with pytest.raises(StoppedBySignal):
         train(tmp_path / "run", four_devices, lambda _: data, extra=[lengthens, StopAfter(epoch=1)])
     train(tmp_path / "run", four_devices, lambda _: Growing(1, "on_epoch_end"), resume=True)

@@ -15,12 +15,14 @@ import tensorflow as tf
 from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
 from toolkit.strategies.step.local_steps import agrees
 from toolkit.strategies.upstream import train_function
+from toolkit.strategies.upstream.attributes import compiled_as
 from toolkit.strategies.upstream.train_function import Around, StepFunction
 from toolkit.strategies.variables import optimizers_of
 from toolkit.support import files, status
 from toolkit.support.signals import StopSignals
 from toolkit.training import state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, Position, Writing
+from toolkit.training.compiled import Compiled
 from toolkit.training.data_position import DataPosition, build
 from toolkit.training.progress import Progress
 from toolkit.training.restore import RunProcesses
@@ -53,6 +55,7 @@ class Checkpointer(keras.callbacks.Callback):
         every_steps: 0 for checkpoints after epochs only. Processes ask one another at a checkpoint, so the number must
             be the same on all: it is the chief's.
         resumed: The checkpoint that this process goes on from; None for a new run.
+        compiled: How the model is compiled, which callbacks may change.
 
     Raises:
         Diverged: At a checkpoint, where a weight is NaN or infinite: no checkpoint is written then.
@@ -72,6 +75,7 @@ class Checkpointer(keras.callbacks.Callback):
         data: DataPosition | None = None,
         every_steps: int = 0,
         resumed: Checkpoint | None = None,
+        compiled: Compiled,
     ) -> None:
         super().__init__()
         self.store = store
@@ -82,12 +86,15 @@ class Checkpointer(keras.callbacks.Callback):
         self.data = data
         self.every_steps = every_steps
         self.resumed = resumed
+        self.compiled = compiled
         self.saved_step: int | None = None
         self._logs: Any = None  # Of the last step.
         self._metrics: dict = {}
         self._unbuilt_metrics: dict = {}
+        self._compiled_again = False  # By a callback in this process, so that metrics aren't built.
         self._random_at_epoch: dict | None = None
         self._function: StepFunction | None = None
+        self._around: Any = self  # As what the model was compiled when this was put around its step: not yet.
         self._failures = 0
         self._writing: Writing | None = None
         self._received: int | None = None  # Signals and checkpoints wait until replicas agree.
@@ -106,12 +113,24 @@ class Checkpointer(keras.callbacks.Callback):
             self._restore_host(self.resumed)
         if self.data is not None:
             self.data.begin()
-        if self.data is not None or self.progress.resumed.batch:
+        self._restore_variables()
+        self._stand_around()
+
+    def _stand_around(self) -> None:
+        """Puts this around the model's step; once more where a callback has compiled the model, which drops that."""
+        before, self._around = self._around, compiled_as(self.model)
+        if self._around is not before and (self.data is not None or self.progress.resumed.batch):
             # `fit` can't begin an epoch in its middle: `initial_epoch` counts whole epochs.
             self._function = train_function.put(self.model, "train", Around.SKIPPING, self._step)
 
+    def _restore_variables(self) -> None:
+        """Sets the variables again, where a callback has compiled the model as it had before the checkpoint."""
+        if self.compiled.seen() and self.resumed is not None and self.resumed.metadata.get("compiled") is not None:
+            state.restore(self.model, self.resumed.arrays)
+            self._compiled_again = True
+
     def _step(self, within: Callable, iterator: Any) -> Any:
-        if self._unbuilt_metrics and isinstance(iterator, tf.data.Iterator):
+        if self._unbuilt_metrics and (isinstance(iterator, tf.data.Iterator) or self._compiled_again):
             build(self.model, iterator)  # The metrics of one device are built by the first computed step.
             state.restore_metrics(self.model, self._unbuilt_metrics)
         self._unbuilt_metrics = {}
@@ -137,8 +156,10 @@ class Checkpointer(keras.callbacks.Callback):
             state.restore_random(resumed.metadata["random"]["now"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._stand_around()
         if self.resumed is not None and epoch == self.progress.resumed.epoch:
             if self.progress.resumed.batch:
+                self._restore_variables()
                 self._metrics = self._unbuilt_metrics = state.metrics_in(self.resumed.arrays)
                 state.restore_metrics(self.model, self._metrics)
             if self.data is not None and self.data.random_state == "restored at the epoch's begin":
@@ -150,8 +171,10 @@ class Checkpointer(keras.callbacks.Callback):
             self._finish()
         position, self._logs = self.progress.position, logs
         if self.progress.passing_over:
+            self._stand_around()
             if batch + 1 >= self.progress.resumed.batch and self.resumed is not None:
                 self._restore_host(self.resumed)  # The callbacks have now seen all skipped steps.
+                self._restore_variables()
                 self._restore_scalars()
             return
         # This call's steps include a multiple of every_steps (with steps_per_execution there are several).
@@ -249,6 +272,7 @@ class Checkpointer(keras.callbacks.Callback):
                 "logs": {name: np.asarray(value).tolist() for name, value in (self._logs or {}).items()},
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},
                 "spent": self.progress.account.state,
+                "compiled": self.compiled.capture(),
                 "stop_training": bool(self.model.stop_training) and self.callbacks.have_ended_it,
             },
         )

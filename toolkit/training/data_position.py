@@ -297,7 +297,7 @@ def build(model: keras.Model, data: Any) -> None:
     """
     if isinstance(data, keras.utils.PyDataset):
         data = data[0]
-    spec = getattr(data, "element_spec", data)
+    spec = building.batch_spec(data.element_spec) if hasattr(data, "element_spec") else data
     if not all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in tf.nest.flatten(spec)):
         raise ModelError(
             asked=f"model {model.name!r} is to be restored before it has seen data",

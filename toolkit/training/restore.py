@@ -15,6 +15,7 @@ from toolkit.errors import CheckpointError, StrategyError, ToolkitError
 from toolkit.support.words import counted
 from toolkit.training import state
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, Position
+from toolkit.training.compiled import Compiled
 from toolkit.training.directory import NullRunDirectory, RunDirectory
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def restore(
     store: CheckpointStore | NullCheckpointStore,
     wanted: bool,
     epochs: int,
+    compiled: Compiled,
 ) -> tuple[Checkpoint | None, Position]:
     """Checks that the disk has room for checkpoints, and on resume sets all variables. All processes must call it.
 
@@ -187,6 +189,7 @@ def restore(
         store: Where the chief reads the checkpoint, which it broadcasts to the others.
         wanted: Whether to resume. What the chief says counts: it alone sees what is on its disk.
         epochs: The epochs of the whole training, as they are asked for now.
+        compiled: How the model is compiled; it is compiled again where a callback of the run had done so.
 
     Returns:
         The checkpoint, and where training goes on; None and the beginning for a new run.
@@ -212,10 +215,13 @@ def restore(
     if not resumes:
         return None, Position()
     checkpoint = processes.chiefs_checkpoint(found)
+    compiled.restore(checkpoint.metadata.get("compiled"))
     # Each process finds by itself whether it fits, but building variables needs all processes.
     state.restore(model, checkpoint.arrays)
-    # The rest is kept during the first epoch; the variables' arrays are as large as the model and its optimizers.
-    checkpoint = dataclasses.replace(checkpoint, arrays=state.without_variables(checkpoint.arrays))
+    # The rest is kept during the first epoch; the variables' arrays are as large as the model and its optimizers. They
+    # are kept, too, where a callback had compiled the model: it may do so again, which drops the variables.
+    if checkpoint.metadata.get("compiled") is None:
+        checkpoint = dataclasses.replace(checkpoint, arrays=state.without_variables(checkpoint.arrays))
     processes.check_restored(model, step=checkpoint.step)
     before = checkpoint.metadata["epochs"]
     if epochs != before:

@@ -15,6 +15,7 @@ from toolkit.support import files, status
 from toolkit.support.goodput import Account
 from toolkit.support.signals import StopSignals
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, check_keep
+from toolkit.training.compiled import Compiled
 from toolkit.training.directory import NullRunDirectory, RunDirectory, choose
 from toolkit.training.restore import RunProcesses, complete_history, ended_for_good, in_words, restore
 from toolkit.training.summary import Summary
@@ -238,6 +239,7 @@ class Run:
             {**self._config, "epochs": epochs, "steps_per_epoch": steps_per_epoch, "parameters": parameters}
         )
         self._directory.record_config({})  # A run's name at least is recorded; otherwise it couldn't be resumed.
+        compiled = Compiled(model)
         checkpoint, resumed = restore(
             model,
             x if y is None else (x, y),
@@ -246,6 +248,7 @@ class Run:
             store=self._store,
             wanted=self._resume,
             epochs=epochs,
+            compiled=compiled,
         )
         every_steps = processes.chiefs(self._checkpoint_steps)
         ended = ended_for_good(checkpoint, callbacks)
@@ -284,6 +287,7 @@ class Run:
             callbacks,
             data,
             checkpoint,
+            compiled,
             profiles=bool(self._chief and self._profile) and described["strategy"] != "parameter_server",
             every_steps=every_steps,
         )
@@ -305,6 +309,7 @@ class Run:
         callbacks: Any,
         data: "DataPosition | None",
         checkpoint: Checkpoint | None,
+        compiled: Compiled,
         *,
         profiles: bool,
         every_steps: int,
@@ -319,6 +324,7 @@ class Run:
             callbacks: The user's own: one, several, or None.
             data: The user's data; None where it begins at the right step by itself.
             checkpoint: What this process goes on from; None for a new run.
+            compiled: How the model is compiled.
             profiles: Whether steps of this process may be profiled.
             every_steps: The steps between two checkpoints, on all processes.
         """
@@ -349,6 +355,7 @@ class Run:
             data=data,
             every_steps=every_steps,
             resumed=checkpoint,
+            compiled=compiled,
         )
         self._opened = [log, profiler, checkpointer]
         board = [RunTensorBoard(str(self._directory.tensorboard), write_graph=False)] if self._chief else []

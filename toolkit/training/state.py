@@ -86,8 +86,8 @@ def _checked(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> tuple[di
             raise CheckpointError(
                 asked=f"the checkpoint is to be restored into model {model.name!r}",
                 found=f"variable {name} has {_shape(theirs)} in the checkpoint and {_shape(mine)} in the model",
-                remedy="Resume with the model and optimizer that the run was started with, or train again: remove the "
-                "run's directory or name another",
+                remedy="Resume with the model and optimizer that the run had at this checkpoint, or train again: "
+                "remove the run's directory or name another",
             )
     return variables, saved
 

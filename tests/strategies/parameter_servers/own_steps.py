@@ -92,7 +92,7 @@ KINDS = {
     "a rate that decays": (decay, nothing, counts),
     "a constant rate": (constant, nothing, nothing),
     "a rate for the next step": (nothing, decay, counts),
-    "steps of its own": (two_more, nothing, counts),
+    "its own steps": (two_more, nothing, counts),
     "counts": (nothing, nothing, counts),
     "texts": (nothing, nothing, lambda _: {"text": tf.constant("a"), "more": {"flag": tf.constant(True)}}),
 }

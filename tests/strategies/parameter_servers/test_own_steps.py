@@ -20,7 +20,7 @@ WHOLE = {
     "a rate that decays",
     "a constant rate",
     "a rate for the next step",
-    "steps of its own",
+    "its own steps",
     "a scaled loss",  # Whether the round counts isn't known when its step asks for their number.
     "clips",
     "logs counts by class",  # A bincount checks the largest of its classes.
