@@ -171,7 +171,7 @@ def _say_once() -> None:
     _LOG.warning(
         "The components of a batch have different numbers of rows, and not several for each example, as where graphs "
         "are joined into one: it isn't divided, and one replica computes all of it, so more of them gain nothing. "
-        "Batch graphs along an axis of their own, padded to one size, so that each component has a row for each graph"
+        "Stack graphs along a separate axis, padded to one size, so that each component has a row for each graph"
     )
 
 
