@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
 from toolkit import strategies
 from toolkit.errors import StrategyError
@@ -66,18 +67,28 @@ def test_components_with_examples_are_told(name):
     assert by_example(show(in_order(make()), print)) == wanted
 
 
-def test_each_component_is_divided_by_its_own_rows():
+def test_each_component_is_divided_by_its_examples():
     numbers = tf.data.Dataset.range
-    dataset = tf.data.Dataset.zip((numbers(14).batch(7), numbers(4).batch(2)))
+    dataset = tf.data.Dataset.zip((numbers(12).batch(6), numbers(4).batch(2)))
     dataset = dataset.map(lambda many, few: {"many": many, "few": few, "scale": 0.5, "table": tf.zeros((3, 2))})
     parts = list(split(dataset, indices=range(3), count=3))
-    assert [part.batch["many"].numpy().tolist() for part in parts[:3]] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [part.batch["many"].numpy().tolist() for part in parts[:3]] == [[0, 1, 2], [3, 4, 5], [5]]
     assert [part.batch["few"].numpy().tolist() for part in parts[:3]] == [[0], [1], [1]]
+    assert [int(part.rows) for part in parts[:3]] == [3, 3, 0]
     assert {tuple(part.batch["table"].shape) for part in parts} == {(3, 2)}
     assert {float(part.batch["scale"]) for part in parts} == {0.5}
     assert set(parts[0].whole) == {"2", "3"}
     (own,) = without_copies(split(dataset.take(1), indices=[8], count=9))
     assert [len(own[name]) for name in ("few", "many", "table")] == [0, 0, 3]
+
+
+def test_the_first_share_has_all_of_components_without_examples_in_common(caplog):
+    numbers = tf.data.Dataset.range
+    dataset = tf.data.Dataset.zip((numbers(14).batch(7), numbers(4).batch(2)))
+    parts = list(split(dataset, indices=range(2), count=2))
+    assert [[each.numpy().tolist() for each in part.batch] for part in parts[:2]] == [[[*range(7)], [0, 1]], [[6], [1]]]
+    assert [int(part.rows) for part in parts] == [7, 0] * 2
+    assert caplog.text.count("it isn't divided") == 1
 
 
 class Semi(keras.Model):
@@ -191,3 +202,89 @@ def test_a_step_that_takes_uneven_rows_apart_is_told_why_it_cannot(four_devices)
         model.compile("sgd")
     with pytest.raises(StrategyError, match="takes a tensor apart along axis 0.*Take rows by their number"):
         model.fit(tf.data.Dataset.from_tensor_slices(X.reshape(2, 3, 4, 4)), verbose=0, shuffle=False)
+
+
+def graphs():
+    """Batches of graphs that are joined into one: nodes, edges by nodes' numbers, graphs by nodes; labels by graphs."""
+    draw = np.random.default_rng(4)
+    for count in (8, 8, 5):
+        sizes = draw.integers(2, 6, count)
+        first = np.cumsum([0, *sizes])
+        edges = np.concatenate([draw.integers(0, n, (n + 1, 2)) + first[k] for k, n in enumerate(sizes)])
+        nodes = draw.normal(size=(sizes.sum(), 3)).astype("float32")
+        yield (nodes, edges, np.repeat(np.arange(count), sizes)), draw.normal(size=(count, 1)).astype("float32")
+
+
+class Passing(keras.Model):
+    """Passes messages along edges, and adds up each graph's nodes."""
+
+    def __init__(self):
+        super().__init__()
+        self.own, self.sent, self.last = layers.Dense(4), layers.Dense(4), layers.Dense(1)
+
+    def call(self, inputs):
+        x, edges, graph = inputs
+        message = tf.math.unsorted_segment_sum(tf.gather(self.sent(x), edges[:, 0]), edges[:, 1], tf.shape(x)[0])
+        return self.last(tf.math.segment_sum(tf.nn.tanh(self.own(x) + message), graph))
+
+
+@pytest.mark.slow
+def test_joined_graphs_train_as_on_one_device(four_devices, caplog):
+    spec = [((None, 3), "float32"), ((None, 2), "int64"), ((None,), "int64"), ((None, 1), "float32")]
+    *x, y = (tf.TensorSpec(*each) for each in spec)
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Passing()
+            model.compile(keras.optimizers.SGD(0.02), "mse", metrics=["mae"])
+        data = tf.data.Dataset.from_generator(graphs, output_signature=(tuple(x), y))
+        data = data.apply(tf.data.experimental.assert_cardinality(3))
+        history = model.fit(data, epochs=2, verbose=0, shuffle=False).history
+        return np.concatenate([*history.values(), model.evaluate(data, verbose=0), *map(np.ravel, model.get_weights())])
+
+    one = trained(tf.distribute.get_strategy())
+    np.testing.assert_allclose(
+        trained(strategies.create("mirrored", devices=four_devices[:2])), one, rtol=1e-5, atol=1e-6
+    )
+    assert "it isn't divided" in caplog.text
+
+
+class Convolving(layers.Layer):
+    """Mixes the nodes of a graph by its sparse adjacency."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, inputs):
+        x, adjacency = inputs
+        return tf.sparse.sparse_dense_matmul(adjacency, self.dense(x))
+
+    def compute_output_shape(self, shapes):
+        return shapes[0][0], 3
+
+
+def one_graph():
+    x, adjacency = keras.Input((4,)), keras.Input((23,), sparse=True)
+    hidden = layers.ReLU()(Convolving()([x, adjacency]))
+    return keras.Model([x, adjacency], Convolving()([hidden, adjacency]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_one_graph_with_a_sparse_adjacency_trains_as_on_one_device(four_devices, count):
+    adjacency = tf.sparse.from_dense(np.eye(23, dtype="float32") + (np.outer(range(23), range(23)) % 7 == 3) / 3.0)
+    given = (X[:23], tf.sparse.SparseTensor(adjacency.indices, tf.cast(adjacency.values, "float32"), (23, 23)))
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = one_graph()
+            model.compile(keras.optimizers.SGD(0.05), "mse")
+        data = tf.data.Dataset.from_tensors((given, X[:23, :3], (np.arange(23) < 9).astype("float32")))
+        losses = model.fit(data, epochs=3, verbose=0, shuffle=False).history["loss"]
+        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
+
+    many = trained(strategies.create("mirrored", devices=four_devices[:count]))
+    np.testing.assert_allclose(many, trained(tf.distribute.get_strategy()), rtol=1e-5, atol=1e-6)

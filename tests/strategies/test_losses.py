@@ -132,3 +132,18 @@ def test_a_synchronised_normalisation_behind_a_mask_is_over_what_it_leaves_of_th
 
     one = trained(strategies.create("one_device", devices=four_devices[:1]))
     np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)
+
+
+@pytest.mark.slow
+def test_the_log_of_a_loss_that_is_not_reduced_is_one_devices(four_devices):
+    """Keras weights each example's loss by the batch's number of examples."""
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+            model.compile(keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction=None))
+        return model.fit(X, Y, batch_size=9, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    two = trained(strategies.create("mirrored", devices=four_devices[:2]))
+    np.testing.assert_allclose(two, trained(tf.distribute.get_strategy()), rtol=1e-5)

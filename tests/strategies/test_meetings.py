@@ -13,21 +13,34 @@ X = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 
 
-def stateful(rows):
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return x * 2.0
+
+
+class Centred(keras.layers.Layer):
+    """Compares the batch's examples."""
+
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0)
+
+
+def stateful(rows, between=keras.layers.Identity):
     inputs = keras.Input(batch_shape=(rows, 3, 2))
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.LSTM(4, stateful=True)(inputs)))
+    model = keras.Model(inputs, keras.layers.Dense(1)(between()(keras.layers.LSTM(4, stateful=True)(inputs))))
     model.compile(keras.optimizers.SGD(0.05), "mse")
     return model
 
 
 @pytest.mark.slow
-def test_a_stateful_layer_is_built_for_a_share(four_devices):
+@pytest.mark.parametrize("between", [keras.layers.Identity, Twice, Centred])
+def test_a_stateful_layer_is_built_for_a_share(four_devices, between):
     given = {"batch_size": 10, "shuffle": False, "verbose": 0}
     seen = []
     for kind, devices in (("one_device", 1), ("mirrored", 2)):
         keras.utils.set_random_seed(2)
         with strategies.create(kind, devices=four_devices[:devices]).scope():
-            model = stateful(10 // devices)
+            model = stateful(10 // devices, between)
         model.fit(X.reshape(40, 3, 2), Y, epochs=2, **given)
         seen.append(np.concatenate([each.numpy().ravel() for each in model.trainable_variables]))
     np.testing.assert_allclose(*seen, atol=1e-6)

@@ -15,6 +15,7 @@ stay where they are. TensorFlow's datasets don't say in public what they are mad
 `tests/strategies/test_early_split.py` says so when that changes, and then everybody decodes everything.
 """
 
+import functools
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -83,7 +84,8 @@ def shares_of_worker(context: tf.distribute.InputContext) -> list[int]:
 def split(dataset: tf.data.Dataset, *, indices: Sequence[int], count: int) -> tf.data.Dataset:
     """Divides each global batch into `count` shares, equal to within one example, and keeps some of them.
 
-    Components may have different numbers of examples: each is divided by its own. One without examples is kept whole.
+    Components may have several rows for each example; one without examples is kept whole. Where their numbers of rows
+    are no multiples of the smallest, as of nodes and edges of graphs, the first share has all of the batch.
 
     Args:
         dataset: A dataset of global batches.
@@ -118,11 +120,59 @@ def share_of(batch: Any, index: Any, count: int, divided: Sequence[bool]) -> Par
         divided: For each of the batch's components, flattened, whether it is by example; each share has all of others.
     """
     index, leaves = tf.cast(index, tf.int64), tf.nest.flatten(batch)
-    by_example = [leaf for leaf, each in zip(leaves, divided, strict=True) if each]
-    start, stop = row_range(row_count(by_example), index, count)
-    shares = [_share(leaf, index, count) if each else leaf for leaf, each in zip(leaves, divided, strict=True)]
+    sizes = [_rows(leaf) if each else None for leaf, each in zip(leaves, divided, strict=True)]
+    largest, divides = tf.reduce_max([size for size in sizes if size is not None]), _divides(sizes, index)
+    smallest = tf.reduce_min([size for size in sizes if size is not None])
+    start, stop = row_range(smallest, index, count)
+
+    def own(size: Any) -> tuple[Any, Any]:
+        each = size // tf.maximum(smallest, 1)
+        if divides is True:  # Each component has a row for each example.
+            return start, stop
+        return tf.where(divides, each * start, tf.where(index == 0, tf.zeros_like(size), size)), tf.where(
+            divides, each * stop, size
+        )
+
+    first, last = own(largest)
+    shares = [leaf if size is None else _share(leaf, *own(size)) for leaf, size in zip(leaves, sizes, strict=True)]
     whole = {str(number): True for number, each in enumerate(divided) if not each}
-    return Part(tf.nest.pack_sequence_as(batch, shares), stop - start, whole)
+    return Part(tf.nest.pack_sequence_as(batch, shares), last - first, whole)
+
+
+def _divides(sizes: Sequence[Any], index: tf.Tensor) -> Any:
+    """Returns whether the components of a batch have so many rows, or some for each example: a bool scalar, or True.
+
+    A batch of graphs may have so many nodes and so many edges, and a row of the one belongs to none of the other. The
+    first share of such a batch has everything.
+    """
+    sizes = [size for size in sizes if size is not None]
+    known = {tf.get_static_value(size) for size in sizes}
+    if len(sizes) == 1 or (None not in known and len(known) == 1):
+        return True
+    smallest = tf.reduce_min(sizes)
+    several = [size % tf.maximum(smallest, 1) == 0 for size in sizes]
+    found = tf.reduce_all([*several, (smallest > 0) | (tf.reduce_max(sizes) == 0)])
+    # It is said when it happens, which no spec tells; what isn't used isn't called.
+    return tf.cond(found, lambda: True, lambda: tf.ensure_shape(_say_undivided(index), ()))
+
+
+def _say_undivided(index: tf.Tensor) -> tf.Tensor:
+    """Returns False, and says once that a batch isn't divided."""
+
+    def say(_: np.int64) -> np.bool_:
+        _say_once()
+        return np.False_
+
+    return tf.numpy_function(say, [index], tf.bool, stateful=False)
+
+
+@functools.lru_cache(maxsize=1)
+def _say_once() -> None:
+    _LOG.warning(
+        "The components of a batch have different numbers of rows, and not several for each example, as where graphs "
+        "are joined into one: it isn't divided, and one replica computes all of it, so more of them gain nothing. "
+        "Stack graphs along a separate axis, padded to one size, so that each component has a row for each graph"
+    )
 
 
 def without_copies(parts: tf.data.Dataset) -> tf.data.Dataset:
@@ -189,9 +239,8 @@ def _rows(component: Any) -> tf.Tensor:
     return tf.shape(component, tf.int64)[0]
 
 
-def _share(component: Any, index: tf.Tensor, count: int) -> Any:
-    """Returns a share of a component's rows, or a copy of the row before it if that is empty."""
-    start, stop = row_range(_rows(component), index, count)
+def _share(component: Any, start: Any, stop: Any) -> Any:
+    """Returns some of a component's rows, or a copy of the row before them if these are none."""
     return _slice(component, tf.maximum(tf.minimum(start, stop - 1), 0), stop)
 
 

@@ -124,6 +124,8 @@ def build(model: keras.Model, data: Any, *, trains: bool = True) -> None:
         Whatever the model's own step raises, where neither that nor calling the model can make the variables.
     """
     own = _is_own(model, "train_step") or (not trains and _is_own(model, "test_step"))
+    # Keras builds by dense tensors alone.
+    own = own or any(isinstance(leaf, tf.SparseTensorSpec) for leaf in tf.nest.flatten(data))
     with model.distribute_strategy.scope():
         if own and getattr(model, "compiled", False):
             _build_by_step(model, data, "train_step" if trains else "test_step")
@@ -182,8 +184,9 @@ def _tried(step: Callable, data: Any) -> Any:
     """Runs a step on batches of any size, or, where it asks for one, of the data's."""
 
     def of_any_size(leaf: Any) -> Any:
-        dense = isinstance(leaf, (tf.TensorSpec, tf.Tensor)) and leaf.shape.rank
-        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if dense else leaf
+        sized = isinstance(leaf, (*_SIZED, tf.Tensor)) and leaf.shape.rank
+        kind = tf.SparseTensorSpec if isinstance(leaf, tf.SparseTensorSpec) else tf.TensorSpec
+        return kind([None, *leaf.shape[1:]], leaf.dtype) if sized else leaf
 
     try:
         return trial.run(step, tf.nest.map_structure(of_any_size, data))

@@ -318,7 +318,7 @@ class Graph:
         """Returns what a tensor is; what isn't one is the same everywhere."""
         if not tf.is_tensor(tensor) or not hasattr(tensor, "graph"):
             return ALIKE
-        if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)):
+        if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)) and id(tensor) not in self._known:
             return _joined([self[each] for each in tf.nest.flatten(tensor, expand_composites=True)])
         if id(tensor) not in self._known and id(tensor) in self._captured:  # By an earlier part of the graph.
             return self._placeholder(tensor)

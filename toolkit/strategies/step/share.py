@@ -27,7 +27,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, replica_count
 from toolkit.strategies.step import collectives
@@ -196,8 +195,8 @@ class Share:
         Each replica computes the same of them. The gradient is that by the replica's own rows, as it is before it is
         weighted.
         """
-        if self.has_own is not None and not isinstance(x, tf.SparseTensor):
-            x = x[: tf.where(self.has_own, tf.constant(tf.int32.max), 0)]
+        if self.has_own is not None:
+            x = first_rows(x, tf.where(self.has_own, tf.constant(tf.int32.max), 0))
 
         def back(upstream: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
             own = self._own_rows(upstream, first, size)
@@ -375,11 +374,11 @@ def _rows_of_all(x: Any, back: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Te
         back: Takes an upstream gradient, and the first and the number of this replica's rows. Returns the gradient.
     """
     if isinstance(x, tf.SparseTensor):
-        raise StrategyError(
-            asked="something in the step needs the rows of the whole batch",
-            found="they are sparse, and replicas exchange no sparse tensors",
-            remedy="Give it tf.sparse.to_dense of them",
-        )
+        sizes, place = collectives.rows_of_all(x.dense_shape[:1])
+        before = tf.reduce_sum(sizes[:place])
+        indices, _ = collectives.rows_of_all(x.indices + tf.one_hot(0, x.dense_shape.shape[0], before, dtype=tf.int64))
+        shape = tf.concat([tf.reduce_sum(sizes, keepdims=True), x.dense_shape[1:]], 0)
+        return tf.SparseTensor(indices, _rows_of_all(x.values, back), shape)
     if isinstance(x, tf.RaggedTensor):
         lengths = [_rows_of_all(each, back) for each in x.nested_row_lengths()]
         return tf.RaggedTensor.from_nested_row_lengths(_rows_of_all(x.flat_values, back), lengths)
@@ -396,6 +395,15 @@ def _rows_of_all(x: Any, back: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Te
         return rows, lambda upstream: back(tf.convert_to_tensor(upstream), first, tf.shape(x)[0])
 
     return gather(x)
+
+
+def first_rows(x: Any, count: tf.Tensor) -> Any:
+    """Returns at most so many rows of a tensor, which may be sparse or ragged."""
+    if not isinstance(x, tf.SparseTensor):
+        return x[:count]
+    rest = x.dense_shape[1:]
+    rows = tf.minimum(tf.cast(count, tf.int64), x.dense_shape[0])
+    return tf.sparse.slice(x, tf.zeros_like(x.dense_shape), tf.concat([[rows], rest], 0))
 
 
 def _texts_of_all(x: tf.Tensor) -> tf.Tensor:
@@ -440,7 +448,20 @@ def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any
         elif 0 in this_step.whole and not keras.ops.shape(sample_weight):
             # Keras counts the rows of the first component, of which every replica has all.
             sample_weight = tf.cast(sample_weight, tf.float64) * tf.cast(counted(share), tf.float64)
+    elif share is not None and _counts_own(sample_weight, share):  # Keras's, of a loss that isn't reduced.
+        sample_weight = tf.cast(share.total_count, values.dtype)
     return original(metric, values, sample_weight)
+
+
+def _counts_own(weight: Any, share: Share) -> bool:
+    """Whether a weight is the number of rows that a replica has of a component of its batch."""
+    op = getattr(weight, "op", None) if tf.is_symbolic_tensor(weight) and weight.shape.rank == 0 else None
+    if op is None or op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return False
+    sized = op.inputs[0].op.inputs[0]
+    while sized.op.type == "PlaceholderWithDefault":
+        sized = sized.op.inputs[0]
+    return any(each is sized for each in share.batch) and tf.get_static_value(op.inputs[1]) == 0
 
 
 def counted(share: Share) -> tf.Tensor:

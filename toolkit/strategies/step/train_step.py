@@ -33,7 +33,7 @@ from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.rows import ALIKE, MEAN, Rows
 from toolkit.strategies.step.share import Share, entered, keep_losses_apart
 from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
-from toolkit.strategies.step.view import View, of_any_size, rows_stay_together
+from toolkit.strategies.step.view import View, batch_of_any_size, rows_stay_together
 from toolkit.strategies.step.whole_batch import is_whole
 from toolkit.strategies.upstream import private, train_function
 from toolkit.strategies.upstream.attributes import layers_within
@@ -98,7 +98,9 @@ class ReplicaStep:
         """Makes a step that needs no more than this replica's rows."""
         share.sums = found.sums
         if not has_one_size(self._model):
-            data = of_any_size(data, this_step.whole)  # As a trial has seen it, and so that rows are told from others.
+            data = batch_of_any_size(
+                data, this_step.whole
+            )  # As a trial has seen it, and so that rows are told from others.
         by_row = this_step.having(draws=Draws(share))
         with entered(share), by_row, inlining(), results_noted(self._model) as noted:
             logs = self._computed(data, share)
@@ -293,7 +295,7 @@ def _predict_own(original: Callable, model: Any, data: Any, kept: tf.Tensor | No
     if not found.opened:
         share = replica_share(data)
         with entered(share), this_step.having(draws=Draws(share)):  # As of dropout that stays on in predictions.
-            return parts(predict(model, of_any_size(data, this_step.whole)))
+            return parts(predict(model, batch_of_any_size(data, this_step.whole)))
     if use is not None:
         use.say("predict_step is computed without XLA, as it computes with the whole batch")
     share = replica_share(data)

@@ -127,7 +127,10 @@ class Trial:
             self._closed = sorted(_closed(self.calls))
 
     def _is_by_row(self) -> bool:
-        found = Graph(self._graph, calls=self.calls)
+        # Nothing is known of what a sparse tensor consists of, but that layers take its rows.
+        sparse = [each for each in self.data if isinstance(each, tf.SparseTensor)]
+        parts = {id(part): WHOLE for each in sparse for part in tf.nest.flatten(each, expand_composites=True)}
+        found = Graph(self._graph, {**parts, **{id(each): ROWS for each in sparse}}, self.calls)
         if not all(each.is_alike for each in found.branches):  # Replicas might take different ones.
             return False
         targets = [each for target in self._targets for each in target]
@@ -160,14 +163,14 @@ class Trial:
 
     def _opens(self, call: Call) -> bool:
         """Whether the call of a layer, a loss or a reduction, or one within it, needs the whole batch."""
+        is_layer = isinstance(call.of, keras.layers.Layer)
+        if is_layer and is_by_row(call.of, call.inputs):
+            return False  # Whatever it calls, such as a cell with states of a size that was written out.
         inner = [self._opens(each) for each in call.calls]
-        mixes = self._mixes(call) if isinstance(call.of, keras.layers.Layer) else not have_as_many_rows(call.inputs)
-        call.opened = any(inner) or mixes
+        call.opened = any(inner) or (self._mixes(call) if is_layer else not have_as_many_rows(call.inputs))
         return call.opened
 
     def _mixes(self, call: Call) -> bool:
-        if is_by_row(call.of, call.inputs):
-            return False
         given = {id(each): ROWS if is_row_dimension(each) else ALIKE for each in call.inputs}
         found = Graph(self._graph, given, call.calls, (call.first, call.last), call.inputs)
         if any(not found[each].is_mean for each in call.losses):
@@ -180,6 +183,10 @@ class Trial:
 
     def reads(self, tensor: Any) -> Reads:
         """Returns how opened parts of the step use a tensor."""
+        if isinstance(tensor, tf.SparseTensor):
+            parts = tf.nest.flatten(tensor, expand_composites=True)
+            reading = [op for part in parts for op in part.consumers() if not self._is_closed(op)]
+            return Reads(values=bool(reading), shape=bool(reading))
         if not isinstance(tensor, tf.Tensor):
             return Reads(differentiated=True)
         logits = logits_of(tensor)
@@ -218,6 +225,8 @@ class Trial:
         self._updates.append(call.updates)
         try:
             outputs = function()
+            if getattr(of, "stateful", False) and is_by_row(of, call.inputs):  # By its states it has one size.
+                outputs = keras.tree.map_structure(of_any_size, outputs)
         finally:
             self._within.pop()
             self._updates.pop()
@@ -262,6 +271,12 @@ def _add_up(found: Graph, updates: list[list]) -> bool:
     """Whether metrics that replicas update with their rows, or with means of them, are the whole batch's together."""
     each = [(x, found[x]) for given in updates for x in given]
     return all(known.is_mean if x.shape.rank == 0 else known.by_row or known.is_alike for x, known in each)
+
+
+def of_any_size(x: Any) -> Any:
+    """Returns a tensor whose number of rows isn't known when it is traced."""
+    sized = isinstance(x, tf.Tensor) and x.shape.rank and x.shape[0] is not None
+    return tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, *x.shape[1:]]) if sized else x
 
 
 def of_a_jacobian() -> bool:
@@ -311,13 +326,14 @@ def run(step: Callable, data: Any, noted: Callable[[], dict] = dict, returns_row
     Raises:
         Whatever the step raises.
     """
-    given = keras.tree.map_structure(
-        lambda leaf: (
-            None if leaf is None else keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
-        ),
-        data,
-        none_is_leaf=True,
-    )
+
+    def symbolic(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        sparse = isinstance(leaf, (tf.SparseTensor, tf.SparseTensorSpec))
+        return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype), sparse=sparse)
+
+    given = keras.tree.map_structure(symbolic, data, none_is_leaf=True)
     replaced.APPLY.answer(trial=_note_optimizer)
     replaced.GRADIENT.answer(trial=_note_gradient)
     replaced.LAYER.answer(trial=_note_layer)
@@ -465,7 +481,7 @@ def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int],
         trial.decide(own=own, metrics=model.metrics_variables)
     except Exception:  # The user's own code may raise anything on tensors without values.
         _LOG.debug("%s can't be run on tensors without values", step, exc_info=True)
-        return Found(opened=own or not any(isinstance(leaf, tf.SparseTensor) for leaf in leaves))
+        return Found(opened=True)
     return Found(trial.opened, trial, trial.sums, trial.logs, trial.by_example)
 
 
@@ -473,7 +489,8 @@ def _any_size(data: Any, whole: Collection[int]) -> Any:
     def one(number: int, leaf: Any) -> Any:
         if not tf.is_tensor(leaf) or not leaf.shape.rank or number in whole:
             return leaf
-        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+        kind = tf.SparseTensorSpec if isinstance(leaf, tf.SparseTensor) else tf.TensorSpec
+        return kind([None, *leaf.shape[1:]], leaf.dtype)
 
     leaves = [one(number, leaf) for number, leaf in enumerate(tf.nest.flatten(data))]
     return tf.nest.pack_sequence_as(data, leaves)

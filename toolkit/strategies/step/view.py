@@ -12,7 +12,7 @@ rows the gradient is divided by the replica's share w, as gradients are multipli
     mean(own), a scalar: sum of w * x; gradient: the upstream
 
 A tensor has as many rows as the batch, and is no part of it, where a script has written that number out: noise beside
-the batch, a first state. A layer that is given both isn't given parts; every replica computes it of the whole batch.
+the batch, a first state. Of a layer that is given both, every replica computes all.
 
 What a step draws between layers is the same on every replica; a metric that it updates counts each row once.
 """
@@ -33,7 +33,7 @@ from toolkit.strategies.step import collectives
 from toolkit.strategies.step.draws import Draws
 from toolkit.strategies.step.rows import Call
 from toolkit.strategies.step.share import Share, WholeShare, attached, entered
-from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension, logits_of
+from toolkit.strategies.step.trial import Reads, Trial, is_row_dimension, logits_of, of_any_size
 from toolkit.strategies.step.trusted import is_by_row
 from toolkit.strategies.upstream import private, replaced
 from toolkit.strategies.upstream.attributes import layers_within
@@ -129,7 +129,7 @@ class View:
                 if self._sized:
                     self._size = self._size or leaf.shape[0] * this_step.count
                 else:
-                    leaf = _of_any_size(leaf)
+                    leaf = of_any_size(leaf)
             return self._whole(leaf, reads, "the batch")
 
         return tf.nest.pack_sequence_as(data, [one(*pair) for pair in enumerate(tf.nest.flatten(data))])
@@ -194,10 +194,10 @@ class View:
                 share = self._rows.of_part(
                     rows, x
                 )  # It may be a part of the batch: every third row, what a mask leaves.
-            sized = self._trial is not None and isinstance(rows, tf.Tensor) and not tf.executing_eagerly()
-            if sized and rows.shape.rank and rows.shape[0] is not None:  # So that rows are told from other sizes.
-                return attached(rows, _of_any_size(rows), _of_any_size)
-            return rows
+            if self._trial is None or tf.executing_eagerly():
+                return rows
+            unsized = of_any_size(rows)  # So that rows are told from other sizes.
+            return rows if unsized is rows else attached(rows, unsized, of_any_size)
 
         args, kwargs = keras.tree.map_structure(own, (args, kwargs))
         with self._by_row(share, keras.tree.flatten((args, kwargs))):
@@ -271,7 +271,7 @@ class View:
         if reads.values:
             found = self._rows.rows_of_all(own)
             self._gathered.append((name, own))
-            self.share.in_graph.identical.append(found)
+            self.share.in_graph.identical += tf.nest.flatten(found, expand_composites=True)
             mask = private.masking.get_keras_mask(own)
             if mask is not None:
                 private.masking.set_keras_mask(found, self._rows.rows_of_all(mask))
@@ -282,7 +282,7 @@ class View:
         else:
             found = own
             if isinstance(own, tf.Tensor) and not tf.executing_eagerly():  # Nobody takes its size for the batch's.
-                found = _of_any_size(own)
+                found = of_any_size(own)
             mask = private.masking.get_keras_mask(own)
             if mask is not None:
                 private.masking.set_keras_mask(found, mask)
@@ -323,21 +323,12 @@ class View:
             _LOG.info("%s computes with the whole batch%s: replicas exchange the rows of %s", self._name, why, what)
 
 
-def _of_any_size(x: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor whose number of rows isn't known when it is traced."""
-    return tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, *x.shape[1:]])
-
-
-def of_any_size(data: Any, whole: Any = ()) -> Any:
+def batch_of_any_size(data: Any, whole: Any = ()) -> Any:
     """Returns a batch's tensors with a number of rows that isn't known when they are traced."""
     if tf.executing_eagerly():
         return data
-
-    def one(number: int, x: Any) -> Any:
-        sized = isinstance(x, tf.Tensor) and x.shape.rank and x.shape[0] is not None and number not in whole
-        return _of_any_size(x) if sized else x
-
-    return tf.nest.pack_sequence_as(data, [one(*pair) for pair in enumerate(tf.nest.flatten(data))])
+    leaves = [x if number in whole else of_any_size(x) for number, x in enumerate(tf.nest.flatten(data))]
+    return tf.nest.pack_sequence_as(data, leaves)
 
 
 def _size(own: Any) -> str:
