@@ -82,10 +82,7 @@ def _small_cnn_trunk(input_shape: tuple[int, int, int]) -> "keras.Sequential":
     for number, filters in enumerate((32, 64, 128), start=1):
         parts += [
             layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}"),
-            # Synchronised statistics are those of the global batch, so the numbers don't depend on the number of
-            # replicas. TensorFlow's collectives, which sum them, keep the size of a group of devices for the life of
-            # the process: training on two replicas and then on four needs two processes.
-            layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"norm{number}"),
+            layers.BatchNormalization(momentum=0.9, name=f"norm{number}"),
             layers.Activation("relu"),
             layers.MaxPooling2D(),
         ]
@@ -111,7 +108,7 @@ def _alexnet_trunk(input_shape: tuple[int, int, int]) -> "keras.Sequential":
     for number, (filters, pool) in enumerate(stages, start=1):
         parts += [
             layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"conv{number}"),
-            layers.BatchNormalization(momentum=0.9, synchronized=True, name=f"norm{number}"),
+            layers.BatchNormalization(momentum=0.9, name=f"norm{number}"),
             layers.Activation("relu"),
         ]
         if pool:

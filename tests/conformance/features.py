@@ -375,16 +375,14 @@ def frozen_layers():
 
 @feature
 def batch_normalization():
-    model = keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(synchronized=True), layers.Dense(2)]
-    )
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(2)])
     return trained(compiled(model))
 
 
 @feature
 def state_of_one_number():
     given = keras.Input((6,))
-    hidden = layers.BatchNormalization(synchronized=True)(layers.Dense(1)(given))
+    hidden = layers.BatchNormalization()(layers.Dense(1)(given))
     return trained(compiled(keras.Model(given, layers.Dense(2)(hidden))))
 
 

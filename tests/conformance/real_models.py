@@ -2,8 +2,7 @@
 
     python real_models.py STRATEGY REPLICAS OUT.npz [MODEL ...]
 
-STRATEGY is one of `create`'s names, or one of `train.SERVED`. What is drawn at random in a step differs from replica to
-replica, so noise comes with the data here.
+STRATEGY is one of `create`'s names, or one of `train.SERVED`. Noise comes with the data here.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ def cnn():
     x = inputs
     for filters in (8, 16):
         x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-        x = layers.BatchNormalization(synchronized=True)(x)
+        x = layers.BatchNormalization()(x)
         x = layers.MaxPooling2D()(layers.ReLU()(x))
     outputs = layers.Dense(4)(layers.GlobalAveragePooling2D()(x))
     model = classifier(inputs, outputs, keras.optimizers.SGD(0.02, momentum=0.9))

@@ -1,8 +1,7 @@
 """The models that everybody trains, unmodified, under every strategy: one device's losses over 20 steps, and weights.
 
-A batch of 30 leaves replicas with different numbers of examples. What can't hold: what a step draws at random
-differs from replica to replica; workers of a round normalise each its own share of a batch; beside free parameter
-servers gradients are late, so that the counts of steps are one device's, and losses near it.
+A batch of 30 leaves replicas with different numbers of examples. What can't hold: beside free
+parameter servers gradients are late, so that the counts of steps are one device's, and losses near it.
 """
 
 import functools

@@ -113,7 +113,7 @@ def test_the_first_page_counts_the_cells_of_the_table():
     same, works, refused = (counts[word] for word in ("same numbers", "works", "refused"))
     said = (
         f"of {len(columns) * len(rows)} combinations, {same} have the same numbers, {works} work with other numbers "
-        f"(asynchronous updates, random draws), {refused} are refused"
+        f"(asynchronous updates), {refused} are refused"
     )
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{len(rows)} things that Keras users do" in text

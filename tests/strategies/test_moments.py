@@ -348,9 +348,9 @@ model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0)
 """
 
 
-def test_a_round_says_that_each_worker_normalises_its_own_share(tmp_path):
+def test_a_round_is_of_one_worker_which_normalises_the_whole_batch(tmp_path):
     (tmp_path / "train.py").write_text(ROUNDS)
     ended = processes.launch(tmp_path, "train.py", tasks=processes.SERVED, limit=150)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     said = ended.stdout + ended.stderr
-    assert said.count("norm: each worker of a round normalises its own share of a batch") == 1
+    assert said.count("can't be divided among workers: norm normalises over the whole batch") == 1

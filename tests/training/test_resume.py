@@ -117,6 +117,46 @@ def test_a_checkpoint_every_few_steps_changes_nothing(tmp_path, four_devices, un
     assert figures(history) == figures(undisturbed[2])
 
 
+class Noise(keras.layers.Layer):
+    """Adds noise, by the generator that all calls without a seed share."""
+
+    def call(self, x, training=None):
+        return x + 0.1 * keras.random.normal(keras.ops.shape(x)) if training else x
+
+
+def drawing(directory, four_devices, *, replicas, extra=()):
+    strategy = strategies.create("mirrored", devices=four_devices[:replicas])
+    keras.utils.set_random_seed(6)
+    keras.random.normal(())  # Makes the generator, which Keras can't while it traces.
+    x = np.random.default_rng(1).normal(size=(80, 7)).astype("float32")
+    with strategy.scope():
+        layers = [keras.layers.Dense(9, "relu"), keras.layers.Dropout(0.5), Noise(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((7,)), *layers])
+        model.compile(keras.optimizers.Adam(0.01), "mse", jit_compile=False)
+    with Run(directory, resume="auto", checkpoint_steps=2) as run:
+        run.fit(model, x, x[:, :1], batch_size=16, epochs=2, shuffle=False, verbose=0, callbacks=extra)
+    rows = [float(line.split(",")[2]) for line in (directory / "history.csv").read_text().splitlines()[1:]]
+    return np.concatenate([rows, *(each.ravel() for each in model.get_weights() if each.dtype.kind == "f")])
+
+
+@pytest.mark.slow
+def test_on_other_devices_a_run_goes_on_with_one_devices_draws(tmp_path, four_devices):
+    """Begun on two devices, killed within an epoch, resumed on three and on one."""
+
+    class Die(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.iterations.numpy() == 9:
+                raise MemoryError("as if killed")
+
+    expected = drawing(tmp_path / "one", four_devices, replicas=1)
+    with pytest.raises(MemoryError):
+        drawing(tmp_path / "run", four_devices, replicas=2, extra=[Die()])
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    for folder, replicas in (("run", 3), ("again", 1)):
+        found = drawing(tmp_path / folder, four_devices, replicas=replicas)
+        np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=f"{replicas} devices")
+
+
 def test_the_history_has_what_only_some_epochs_have_logged():
     """With validation_freq=2 the first and the last epoch of three have no validation."""
     history = keras.callbacks.History()

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from toolkit.errors import CheckpointsFailing, Diverged, StoppedBySignal
 from toolkit.strategies.step.local_steps import agrees
+from toolkit.strategies.step.train_step import global_seeds, seeds_drawn
 from toolkit.strategies.upstream import train_function
 from toolkit.strategies.upstream.attributes import compiled_as
 from toolkit.strategies.upstream.train_function import Around, StepFunction
@@ -154,6 +155,8 @@ class Checkpointer(keras.callbacks.Callback):
         self.callbacks.restore(resumed.metadata.get("callbacks", []), resumed.arrays)
         if "random" in resumed.metadata and (self.data is None or self.data.random_state == "restored"):
             state.restore_random(resumed.metadata["random"]["now"])
+        if resumed.metadata.get("seeds") is not None:  # Of draws without a seed, whatever the data draws.
+            global_seeds(self.model).state.assign(resumed.metadata["seeds"])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._stand_around()
@@ -270,6 +273,7 @@ class Checkpointer(keras.callbacks.Callback):
                 "callbacks": callbacks,
                 "data": data,
                 "logs": {name: np.asarray(value).tolist() for name, value in (self._logs or {}).items()},
+                "seeds": seeds_drawn(),
                 "random": {"now": now, "at_epoch": self._random_at_epoch if position.batch else now},
                 "spent": self.progress.account.state,
                 "compiled": self.compiled.capture(),

@@ -1,7 +1,7 @@
 """What a checkpoint holds of a run, as arrays and JSON values, and how it is set again.
 
 Of the model its weights, optimizers, random seeds and running metrics; of the process the counters of callbacks, such
-as EarlyStopping's patience, and random generators.
+as EarlyStopping's patience, and random generators; Keras's for calls without a seed goes on where it was.
 """
 
 import contextlib

@@ -16,8 +16,8 @@ from toolkit.strategies.upstream import replaced
 
 def run(step, variables, *values):
     """What a step returns, and the variables' values after it; it is traced as for a worker."""
-    model = types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy())
-    of = types.SimpleNamespace(celled=set(), without_cell=set(), model=model)
+    model = types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy(), jit_compile=False)
+    of = types.SimpleNamespace(celled=set(), without_cell=set(), model=model, seeds=None)
 
     def function(*tensors):
         held = [

@@ -16,7 +16,8 @@ def counters():
     optimizer.build([keras.Variable([1.0])])
     kept = [optimizer.iterations, optimizer.dynamic_scale, optimizer.step_counter]
     model = types.SimpleNamespace(optimizer=optimizer)
-    made = Counters(types.SimpleNamespace(told=frozenset(), counters=kept, model=model))
+    seeds = keras.random.SeedGenerator(1)
+    made = Counters(types.SimpleNamespace(told=frozenset(), counters=kept, model=model, seeds=seeds))
     made.note([1, 1, 1], [0, 1, 2])
     made.after(0)
     return made

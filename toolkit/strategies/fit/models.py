@@ -31,7 +31,7 @@ from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import optimizer, share, xla
 from toolkit.strategies.step.exchange_schedule import schedule
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.step.train_step import ReplicaStep, global_seeds, has_one_size, predict_own
+from toolkit.strategies.step.train_step import LoneStep, ReplicaStep, global_seeds, has_one_size, predict_own
 from toolkit.strategies.step.whole_batch import watch
 from toolkit.strategies.upstream import train_function
 from toolkit.strategies.upstream.train_function import Around, StepFunction
@@ -61,7 +61,8 @@ def _attach_to(model: Any) -> None:
     if vars(model).get(_GIVEN) != id(strategy):
         vars(model)[_GIVEN] = id(strategy)
         replicated = mesh.replica_count(strategy) > 1
-        attach(model, **_METHODS, **(_METHODS_OF_REPLICAS if replicated else {}))
+        own = _METHODS_OF_REPLICAS if replicated else {} if hasattr(strategy, "replace_functions") else _METHODS_ALONE
+        attach(model, **_METHODS, **own)
     if mesh.replica_count(strategy) > 1:
         for each in optimizers_of(model):
             optimizer.exchange_gradients(each)
@@ -122,6 +123,12 @@ def _make_function(kind: str, original: Callable, model: Any, *args: Any, **kwar
             schedule(model, function)
 
     return train_function.make(model, kind, make, put_around)
+
+
+def _make_function_alone(kind: str, original: Callable, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Has Keras make a function of one replica's steps, which counts as several replicas do."""
+    with LoneStep(model, f"{kind}_step").instead():
+        return original(model, *args, **kwargs)
 
 
 def _split(kind: str, model: Any, within: Callable, batches: Any) -> Any:
@@ -212,6 +219,9 @@ _METHODS: dict[str, Callable] = {
     "export": _export,
     "save": save,
     "save_weights": save,
+}
+_METHODS_ALONE: dict[str, Callable] = {
+    f"make_{kind}_function": functools.partial(_make_function_alone, kind) for kind in ("train", "test", "predict")
 }
 _METHODS_OF_REPLICAS: dict[str, Callable] = {
     "_clear_losses": share.clear_losses,

@@ -21,6 +21,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.batches import row_count
 from toolkit.strategies.context import this_step
+from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import processes
 from toolkit.strategies.step import collectives, xla
@@ -46,22 +47,27 @@ _SEEDS = "global_seed_generator"  # Keras's name for it.
 _MOST_IN_FLOAT64 = 4096  # Elements of all metrics. With more, as in a confusion matrix, bytes count.
 
 
-class ReplicaStep:
-    """A model's `train_step` or `test_step`, as each replica makes it: share, arithmetic, and logs.
+class LoneStep:
+    """A model's `train_step`, `test_step` or `predict_step`, as a strategy's only replica makes it.
 
-    What replicas exchange and update is within the arithmetic: `optimizer.apply`.
+    It makes none where data ends whose length nobody knew: there, TensorFlow would still count an update, and draw.
 
     Args:
-        model: Of a strategy of several replicas.
+        model: Of one of our strategies.
         name: The method's.
     """
 
     def __init__(self, model: Any, name: str) -> None:
-        self._model, self._name, self._step = model, name, _without_xla(getattr(model, name))
+        self._model, self._name, self._step = model, name, getattr(model, name)
         functools.update_wrapper(self, self._step, updated=())  # Without what TensorFlow knows a tf.function by.
-        self._trains = name == "train_step"
-        self._tries = Tries(model)
         self._seeds = global_seeds(model)
+
+    def __call__(self, data: Any) -> Any:
+        """Makes the step with a batch."""
+        use_seeds(self._seeds)
+        tensors = [each for each in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(each)]
+        with tf.control_dependencies(tensors):
+            return self._step(data)
 
     @contextlib.contextmanager
     def instead(self) -> Iterator[None]:
@@ -74,6 +80,23 @@ class ReplicaStep:
             del own[self._name]
             if before is not None:
                 own[self._name] = before
+
+
+class ReplicaStep(LoneStep):
+    """A model's `train_step` or `test_step`, as each replica makes it: share, arithmetic, and logs.
+
+    What replicas exchange and update is within the arithmetic: `optimizer.apply`.
+
+    Args:
+        model: Of a strategy of several replicas.
+        name: The method's.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        super().__init__(model, name)
+        self._step = _without_xla(self._step)
+        self._trains = name == "train_step"
+        self._tries = Tries(model)
 
     def __call__(self, data: Any) -> Any:
         """Makes the step of this replica with its part of a batch, and returns the whole batch's logs."""
@@ -322,15 +345,28 @@ def global_seeds(model: keras.Model) -> Any:
     try:
         with strategy.scope():
             found = private.global_state.get_global_attribute(_SEEDS)
-            held = None if found is None else found.state.value
-            if held is None or getattr(held, "distribute_strategy", strategy) is not strategy:  # Of an earlier step.
+            counted, held = seeds_drawn(), None if found is None else found.state.value
+            # One variable for all replicas would count each of their draws.
+            of = getattr(held, "distribute_strategy", strategy if replica_count(strategy) == 1 else None)
+            if held is None or of is not strategy:
                 found = keras.random.SeedGenerator()
-                private.global_state.set_global_attribute(_SEEDS, found)
-                if held is not None:
-                    found.state.assign(held.distribute_strategy.experimental_local_results(held)[0].numpy())
+                use_seeds(found)
+                if counted is not None:
+                    found.state.assign(counted)
             return found
     finally:
         random.setstate(state)
+
+
+def seeds_drawn() -> list[int] | None:
+    """Returns what the generator for calls without a seed counts; None if there is none, or none that can be read."""
+    found = private.global_state.get_global_attribute(_SEEDS)
+    held = None if found is None else found.state.value
+    if held is None or tf.is_symbolic_tensor(held):
+        return None
+    strategy = getattr(held, "distribute_strategy", None)
+    held = held if strategy is None else strategy.experimental_local_results(held)[0]
+    return [int(each) for each in held.numpy()]
 
 
 def use_seeds(generator: Any) -> None:
