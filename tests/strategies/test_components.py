@@ -8,6 +8,7 @@ from keras import layers
 
 from toolkit import strategies
 from toolkit.errors import StrategyError
+from toolkit.strategies import batches
 from toolkit.strategies.batches import show, split, without_copies
 from toolkit.strategies.pipelines import by_example, in_order
 
@@ -83,6 +84,7 @@ def test_each_component_is_divided_by_its_examples():
 
 
 def test_the_first_share_has_all_of_components_without_examples_in_common(caplog):
+    batches._say_once.cache_clear()  # Another test's batch may have been the first.
     numbers = tf.data.Dataset.range
     dataset = tf.data.Dataset.zip((numbers(14).batch(7), numbers(4).batch(2)))
     parts = list(split(dataset, indices=range(2), count=2))
@@ -229,7 +231,7 @@ class Passing(keras.Model):
 
 
 @pytest.mark.slow
-def test_joined_graphs_train_as_on_one_device(four_devices, caplog):
+def test_joined_graphs_train_as_on_one_device(four_devices):
     spec = [((None, 3), "float32"), ((None, 2), "int64"), ((None,), "int64"), ((None, 1), "float32")]
     *x, y = (tf.TensorSpec(*each) for each in spec)
 
@@ -247,7 +249,6 @@ def test_joined_graphs_train_as_on_one_device(four_devices, caplog):
     np.testing.assert_allclose(
         trained(strategies.create("mirrored", devices=four_devices[:2])), one, rtol=1e-5, atol=1e-6
     )
-    assert "it isn't divided" in caplog.text
 
 
 class Convolving(layers.Layer):
