@@ -22,7 +22,7 @@ class Step(threading.local):
     - `strategies/fit/models.py`, where a script gives a batch: on_batch.
     - `strategies/step/replicas.py`, where a strategy calls one: all from strategy to on_cpus; rows, whole, divided.
     - `strategies/step/trial.py`, where the step is tried without values: recorded, inlines; noted.
-    - `strategies/step/train_step.py`, where it is made: draws, xla, inlines.
+    - `strategies/step/train_step.py`, where it is made: draws, xla, inlines, compiled_alone.
     - `strategies/step/share.py`, where it is given its share of the batch: share, piece.
     - `strategies/step/draws.py`, where a layer draws for some units: draws.
     - `strategies/step/view.py`, where it sees the whole batch: view, draws.
@@ -34,6 +34,7 @@ class Step(threading.local):
     - `strategies/step/sharded_optimizer.py`, where it has parts of variables: squares, parts.
     - `strategies/parameter_servers/worker_step.py`, where a worker makes the step: ps_step.
     - `strategies/parameter_servers/rounds.py`, where that is its share of a round's: whole, draws.
+    - `strategies/parameter_servers/functions.py`, where it is one for workers: compiled_alone.
     - `strategies/parameter_servers/variables.py`, where variables have other values: ps_scopes.
     - `parallel/plan/trace.py`, where a plan looks at a model: planned.
 
