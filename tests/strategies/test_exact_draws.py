@@ -1,6 +1,7 @@
 """Several replicas draw one device's random numbers: dropout, noise, augmentation."""
 
 import contextlib
+import logging
 
 import keras
 import numpy as np
@@ -266,7 +267,8 @@ class Notes(keras.layers.Layer):
     ],
     ids=["a seed", "no seed"],
 )
-def test_no_two_replicas_draw_the_same_with_a_state(four_devices, draw):
+def test_no_two_replicas_draw_the_same_with_a_state(four_devices, draw, caplog):
+    caplog.set_level(logging.DEBUG, "toolkit")
     found = []
     for _ in range(2):
         keras.utils.set_random_seed(1)
@@ -275,6 +277,7 @@ def test_no_two_replicas_draw_the_same_with_a_state(four_devices, draw):
         found.append(model.predict(np.zeros((8, 4), "float32"), batch_size=8, verbose=0))
     assert len(np.unique(found[0])) == found[0].size
     np.testing.assert_array_equal(found[1], found[0], err_msg="it is reproducible")
+    assert f"test_exact_draws.py, line {draw.__code__.co_firstlineno} draws by a state" in caplog.text
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import logging
-import os
 import pickle
 import random
 import sys
@@ -20,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from toolkit.support.frames import line_of, users_frame
 
 _LOG = logging.getLogger(__name__)
 
@@ -154,16 +155,14 @@ def _waiting_aloud(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 def _waits(strategy: tf.distribute.Strategy, frame: Any) -> str:
     """Returns the message about a waiting thread: the call, and the user's line that made it."""
-    call = place = ""
-    while frame is not None and not place:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("keras.src.") and frame.f_code.co_name in ("fit", "evaluate", "predict", "save"):
+    call, users = "a call", users_frame(frame)
+    while frame is not users:
+        of_keras = frame.f_globals.get("__name__", "").startswith("keras.src.")
+        if of_keras and frame.f_code.co_name in ("fit", "evaluate", "predict", "save"):
             call = frame.f_code.co_name
-        elif not module.startswith(("toolkit.", "keras.", "tensorflow.", "threading", "contextlib")):
-            place = f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"
         frame = frame.f_back
     own = process_names(strategy)[process_index(strategy)]
-    where = f"in {call or 'a call'} at {place or 'an unknown place'}"
+    where = f"in {call} at {line_of(users)}"
     return (
         f"{own} has waited {_SILENCE:.0f} s for the other workers, {where}. Every worker must make the same calls of "
         "fit, evaluate, predict and save: check that none of them leaves one out"

@@ -14,7 +14,10 @@ depends on the graph; replicas have one each (`operation_seed`).
 """
 
 import contextlib
+import functools
+import logging
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +28,9 @@ from toolkit.strategies.mesh import Among
 from toolkit.strategies.step.rows import counts_the_batch
 from toolkit.strategies.step.share import Share, exchanged_in_graph
 from toolkit.strategies.upstream import private
+from toolkit.support.frames import line_of, users_frame
 
+_LOG = logging.getLogger(__name__)
 _PHILOX = (1, 3)  # TensorFlow's numbers of it, and of the generator that it chooses itself.
 _TRIES = 64  # Counts that the kernels of truncated normals keep for each number.
 
@@ -313,7 +318,17 @@ def next_seed(original: Callable, generator: Any, *args: Any, **kwargs: Any) -> 
     return seed
 
 
+@functools.lru_cache(maxsize=64)
+def _say_stateful(line: str) -> None:
+    _LOG.debug(
+        "%s draws by a state of TensorFlow's: no two replicas draw the same, but neither do they draw what one device "
+        "draws. By keras.random or tf.random.stateless_* they do",
+        line,
+    )
+
+
 def operation_seed(original: Callable, op_seed: Any) -> Any:
     """Gives operations with a state their own seed on each replica."""
+    _say_stateful(line_of(users_frame(sys._getframe(1))))
     first, second = original(op_seed)
     return first, second if second is None else (second + this_step.replica * 0x9E37_79B1) % 2**31
