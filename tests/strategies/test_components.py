@@ -78,7 +78,7 @@ def test_each_component_is_divided_by_its_examples():
     assert [int(part.rows) for part in parts[:3]] == [3, 3, 0]
     assert {tuple(part.batch["table"].shape) for part in parts} == {(3, 2)}
     assert {float(part.batch["scale"]) for part in parts} == {0.5}
-    assert set(parts[0].whole) == {"2", "3"}
+    assert set(parts[0].tables) == {"2", "3"}
     (own,) = without_copies(split(dataset.take(1), indices=[8], count=9))
     assert [len(own[name]) for name in ("few", "many", "table")] == [0, 0, 3]
 

@@ -69,7 +69,7 @@ MEANS = {
     "noise of a seed that is written out": lambda x, _: tf.reduce_mean(x + keras.random.normal(ops.shape(x), seed=1)),
     "one stateless draw for all": lambda x, _: tf.reduce_mean(x * tf.random.stateless_uniform((), [1, 2])),
 }
-WHOLE = {
+OTHER = {
     "as many draws as rows of the batch twice": lambda x, y: tf.reduce_mean(
         tf.concat([x, y], 0) * keras.random.normal((2 * ops.shape(x)[0], 1), seed=1)
     ),
@@ -101,9 +101,9 @@ def test_means_over_rows_are_told(name):
     assert of(MEANS[name]).is_mean
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", OTHER)
 def test_what_mixes_rows_is_not_taken_for_a_mean_or_rows(name):
-    assert of(WHOLE[name]).of is Of.WHOLE
+    assert of(OTHER[name]).of is Of.OTHER
 
 
 def test_sums_and_rows_are_told():
@@ -121,7 +121,7 @@ def test_what_is_read_of_a_variable_after_it_was_set_to_rows_is_the_whole_batchs
         state.assign(0.9 * state + 0.1 * tf.reduce_sum(x))
         return tf.reduce_mean(x) + state.read_value()
 
-    assert of(running).of is Of.WHOLE
+    assert of(running).of is Of.OTHER
 
 
 # Sizes: what looks like the number of rows at some numbers isn't it at all.
@@ -352,7 +352,7 @@ def found_in(seed):
     random = np.random.default_rng(seed)
     x, y = (random.normal(size=(ROWS, WIDTH)).astype("float32") for _ in range(2))
     parts = [[tf.constant(each[rows]) for each in (x, y)] for rows in (slice(None), slice(FIRST), slice(FIRST, None))]
-    return sum(check(wrapped, n, value, parts) for n, value in enumerate(values) if value.of is not Of.WHOLE)
+    return sum(check(wrapped, n, value, parts) for n, value in enumerate(values) if value.of is not Of.OTHER)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)

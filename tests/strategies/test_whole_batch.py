@@ -56,11 +56,11 @@ def tensors():
         ("mse", Kind.EXAMPLES),
         (lambda y, p: (y - p) ** 2, Kind.EXAMPLES),
         (summed, Kind.SUM),
-        (masked, Kind.WHOLE),
-        (root, Kind.WHOLE),
-        (lambda _, p: tf.reduce_mean(tf.matmul(p, p, transpose_b=True)), Kind.WHOLE),
-        (lambda y, p: tf.reduce_mean(tf.boolean_mask(p, y >= 0)), Kind.WHOLE),
-        ("dice", Kind.WHOLE),
+        (masked, Kind.NEITHER),
+        (root, Kind.NEITHER),
+        (lambda _, p: tf.reduce_mean(tf.matmul(p, p, transpose_b=True)), Kind.NEITHER),
+        (lambda y, p: tf.reduce_mean(tf.boolean_mask(p, y >= 0)), Kind.NEITHER),
+        ("dice", Kind.NEITHER),
     ],
 )
 def test_a_loss_is_told_by_its_values(loss, kind):
@@ -76,7 +76,7 @@ def test_a_loss_is_told_by_its_values(loss, kind):
         (lambda: keras.metrics.MeanMetricWrapper(root), Kind.SUM),
         (lambda: keras.metrics.PearsonCorrelation(axis=0), Kind.SUM),
         (keras.metrics.MeanAbsoluteError, Kind.EXAMPLES),
-        (Largest, Kind.WHOLE),
+        (Largest, Kind.NEITHER),
     ],
 )
 def test_a_metric_is_told_by_its_state_which_stays(metric, kind):

@@ -47,12 +47,12 @@ class Part(NamedTuple):
     Attributes:
         batch: Its share, in the batch's structure; a copy of an example where it has none.
         rows: How many of the batch's examples it has, an int64 scalar; where components differ, of the largest.
-        whole: By their numbers among the flattened components, those that aren't by example and that all replicas have.
+        tables: By their numbers among the flattened components, those without examples, which all replicas have.
     """
 
     batch: Any
     rows: Any
-    whole: Any
+    tables: Any
 
 
 def row_range(rows: Any, share: Any, shares: Any) -> tuple[Any, Any]:
@@ -135,8 +135,8 @@ def share_of(batch: Any, index: Any, count: int, divided: Sequence[bool]) -> Par
 
     first, last = own(largest)
     shares = [leaf if size is None else _share(leaf, *own(size)) for leaf, size in zip(leaves, sizes, strict=True)]
-    whole = {str(number): True for number, each in enumerate(divided) if not each}
-    return Part(tf.nest.pack_sequence_as(batch, shares), last - first, whole)
+    tables = {str(number): True for number, each in enumerate(divided) if not each}
+    return Part(tf.nest.pack_sequence_as(batch, shares), last - first, tables)
 
 
 def _divides(sizes: Sequence[Any], index: tf.Tensor) -> Any:
@@ -181,7 +181,7 @@ def without_copies(parts: tf.data.Dataset) -> tf.data.Dataset:
     def own(part: Part) -> Any:
         leaves = tf.nest.flatten(part.batch)
         shares = [
-            leaf if str(number) in part.whole else _slice(leaf, 0, tf.where(part.rows > 0, _rows(leaf), 0))
+            leaf if str(number) in part.tables else _slice(leaf, 0, tf.where(part.rows > 0, _rows(leaf), 0))
             for number, leaf in enumerate(leaves)
         ]
         return tf.nest.pack_sequence_as(part.batch, shares)

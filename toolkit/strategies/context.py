@@ -20,7 +20,7 @@ class Step(threading.local):
 
     - `strategies/pipelines.py`, where Keras's loop asks for data: iterator.
     - `strategies/fit/models.py`, where a script gives a batch: on_batch.
-    - `strategies/step/replicas.py`, where a strategy calls one: all from strategy to on_cpus; rows, whole, divided.
+    - `strategies/step/replicas.py`, where a strategy calls one: all from strategy to on_cpus; rows, tables, divided.
     - `strategies/step/trial.py`, where the step is tried without values: recorded, inlines; noted.
     - `strategies/step/train_step.py`, where it is made: draws, xla, inlines, compiled_alone.
     - `strategies/step/share.py`, where it is given its share of the batch: share, piece.
@@ -33,7 +33,7 @@ class Step(threading.local):
     - `strategies/step/accumulation.py`, where it adds them up: later, accumulates.
     - `strategies/step/sharded_optimizer.py`, where it has parts of variables: squares, parts.
     - `strategies/parameter_servers/worker_step.py`, where a worker makes the step: ps_step.
-    - `strategies/parameter_servers/rounds.py`, where that is its share of a round's: whole, draws.
+    - `strategies/parameter_servers/rounds.py`, where that is its share of a round's: tables, draws.
     - `strategies/parameter_servers/functions.py`, where it is one for workers: compiled_alone.
     - `strategies/parameter_servers/variables.py`, where variables have other values: ps_scopes.
     - `parallel/plan/trace.py`, where a plan looks at a model: planned.
@@ -51,7 +51,7 @@ class Step(threading.local):
 
         share: The replica's `Share` of the batch, in a step of `fit` or `evaluate`.
         rows: How many of a batch's examples a replica has, where what it was given may be a copy of one.
-        whole: The numbers of the batch's components, flattened, that aren't by example and that all replicas have.
+        tables: The numbers of the batch's components, flattened, that aren't by example and that all replicas have.
         divided: Whether a step's batch is a replica's share, read by Keras's loop.
         draws: How the replica draws random numbers for its rows (`step/draws.py`); None where that isn't by rows.
         compiled_alone: Whether XLA would compile the step on one device: its random numbers aren't the kernels'.
@@ -88,7 +88,7 @@ class Step(threading.local):
 
     share: Any = None
     rows: Any = None
-    whole: frozenset[int] = frozenset()
+    tables: frozenset[int] = frozenset()
     divided = inlines = recomputes = is_local = compiled_alone = False
     draws: Any = None
     view: Any = None

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from toolkit.strategies.parameter_servers.ledger import APPLIED, CAPACITY, INTERRUPTED, NOTHING, Ledger
 from toolkit.strategies.parameter_servers.session import Session
-from toolkit.strategies.parameter_servers.worker_step import Step
+from toolkit.strategies.parameter_servers.worker_step import WorkerStep
 
 
 def functions(ledger):
@@ -68,7 +68,7 @@ def test_a_step_of_a_worker_that_died_is_applied_by_those_ps_only_that_have_not_
     assert session.recovered == 1
     slots = dict.fromkeys(ledgers, slot(5))
     versions = {device: ledger.version() for device, ledger in ledgers.items()}
-    step = Step(session._variables, None, versions, slots, asked[0][1])
+    step = WorkerStep(session._variables, None, versions, slots, asked[0][1])
     for device in ledgers:
         step.begin(device)
     assert list(step.entries) == ["CPU:1"]

@@ -173,7 +173,7 @@ def _divided(model: Any, batch: Any) -> Any:
     shares = tf.nest.pack_sequence_as(batch, every)
     if all(divided) and rows and rows % count == 0 and not alone:
         return shares
-    return Part(shares, distributed(lambda part: part.rows), parts[next(iter(parts))].whole)
+    return Part(shares, distributed(lambda part: part.rows), parts[next(iter(parts))].tables)
 
 
 def _tensor(leaf: Any) -> Any:

@@ -17,7 +17,7 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.parameter_servers.ledger import CAPACITY
 from toolkit.strategies.parameter_servers.placement import CHIEF, SEED
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, push
-from toolkit.strategies.parameter_servers.worker_step import Step, tracing
+from toolkit.strategies.parameter_servers.worker_step import WorkerStep, tracing
 from toolkit.strategies.step import xla
 from toolkit.strategies.step.share import WholeShare, entered
 from toolkit.strategies.step.train_step import inlining, results_noted, use_seeds
@@ -66,7 +66,7 @@ def training(
             for device, start in starts.items():
                 with tf.device(device):
                     slots[device] = (start + index) % CAPACITY
-            step = Step(variables, scope, versions, slots, only)
+            step = WorkerStep(variables, scope, versions, slots, only)
             step.send_from_cells()
             with (
                 tracing(step, scope),

@@ -180,7 +180,7 @@ class LocalTable(LocalValue):
         # It replaces the table for tapes, so gradients of rows are gradients of it.
         super().__init__(tf.zeros([], value.dtype), trainable=trainable)
         self.shape = tf.TensorShape(value.shape)
-        self._rows = Rows(value, after)
+        self._rows = ServedTable(value, after)
 
     def updated(self, served: Any) -> "LocalTable":
         """Returns the table after an update in the same step."""
@@ -202,7 +202,7 @@ class LocalTable(LocalValue):
         return self._rows.lookup(indices, self.handle)
 
 
-class Rows:
+class ServedTable:
     """The rows of a table on the ps, for lookups from elsewhere.
 
     Args:

@@ -22,7 +22,7 @@ from toolkit.strategies.parameter_servers.local_values import LocalValue
 from toolkit.strategies.parameter_servers.placement import ServerShardedVariable, shards_of
 from toolkit.strategies.parameter_servers.sources import Stream
 from toolkit.strategies.parameter_servers.variables import LocalScope, Variables, changes, packed, unpacked
-from toolkit.strategies.parameter_servers.worker_step import Step, tracing
+from toolkit.strategies.parameter_servers.worker_step import WorkerStep, tracing
 from toolkit.strategies.step.draws import Draws
 from toolkit.strategies.step.moments import normalises_batch
 from toolkit.strategies.step.rows import Of, Rows
@@ -89,13 +89,13 @@ class Rounds:
             share = RoundShare(rows, lambda: stream.rows(first), index, self.shares, self.note)
             share.of_batch(batch)
             step = ShareStep(self, scope, index)
-            found = outside(lambda: shown(model, model.train_step, batch, stream.whole))
+            found = outside(lambda: shown(model, model.train_step, batch, stream.tables))
             if found.opened or found.sums:
                 self.note("it computes something of the whole batch, which isn't shown to be a mean over examples")
             with (
                 tracing(step, scope),
                 entered(share),
-                this_step.having(whole=stream.whole, draws=Draws(share)),
+                this_step.having(tables=stream.tables, draws=Draws(share)),
                 functions.python_gradients() as of_python,
                 functions.reports_of(variables, "train") as reports,
             ):
@@ -291,7 +291,7 @@ def _together(kind: Rows, parts: Sequence[Any], weights: Sequence[float]) -> Any
     return np.asarray(whole, np.asarray(parts[0]).dtype)[()]
 
 
-class _RoundStep(Step):
+class _RoundStep(WorkerStep):
     """The step in which a round is applied: the gradients are already on the ps."""
 
     gradients: dict[int, dict[int, tf.Tensor]]

@@ -48,7 +48,7 @@ class Stream:
         kind: One of the three above.
         element_spec: What TensorFlow says of a global batch.
         is_dense: Whether the batches hold nothing but dense tensors.
-        whole: The numbers of flattened components that aren't by example and that no share divides.
+        tables: The numbers of flattened components that aren't by example and that no share divides.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
@@ -62,7 +62,7 @@ class Stream:
         self.present = [index for index, spec in enumerate(flat) if isinstance(spec, tf.TensorSpec)]
         examples = by_example(dataset)
         self._divided = [examples[index] for index in self.present]
-        self.whole = frozenset(number for number, each in enumerate(examples) if not each)
+        self.tables = frozenset(number for number, each in enumerate(examples) if not each)
         self.is_dense = all(
             isinstance(spec, tf.TensorSpec) or type(spec).__name__ in ("OptionalSpec", "NoneTensorSpec")
             for spec in flat

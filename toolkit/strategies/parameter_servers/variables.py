@@ -16,7 +16,7 @@ import tensorflow as tf
 from toolkit.strategies.context import this_step
 from toolkit.strategies.parameter_servers import internals
 from toolkit.strategies.parameter_servers.ledger import Ledger
-from toolkit.strategies.parameter_servers.local_values import Cell, LocalTable, LocalValue, Rows, updates_by_rows
+from toolkit.strategies.parameter_servers.local_values import Cell, LocalTable, LocalValue, ServedTable, updates_by_rows
 from toolkit.strategies.parameter_servers.placement import SEED, ServerShardedVariable, shards_of
 from toolkit.strategies.step.train_step import global_seeds
 from toolkit.strategies.variables import optimizers_of
@@ -133,7 +133,7 @@ def take(original: Callable, x: Any, indices: Any, axis: int | None = None) -> A
     if table is None and isinstance(held, ServerShardedVariable):  # In the user's own loop.
         if held.trainable:
             internals.accessed(held)
-        return Rows(held, {}).lookup(tf.convert_to_tensor(indices), held.handle)
+        return ServedTable(held, {}).lookup(tf.convert_to_tensor(indices), held.handle)
     return original(x, indices, axis)
 
 

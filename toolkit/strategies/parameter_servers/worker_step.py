@@ -73,7 +73,7 @@ def _paired(optimizer: Any, grads: Any, trainable_variables: Any) -> tuple[list,
 class _OptimizerScope(LocalScope):
     """What an optimizer sees while it applies: its counters' values in the step, and one shard of sharded variables."""
 
-    def __init__(self, step: "Step", values: Sequence[Any]) -> None:
+    def __init__(self, step: "WorkerStep", values: Sequence[Any]) -> None:
         super().__init__(step.variables.counters, values, step.scope.without_cell)
         self.updating = False  # Whether a variable's own update is under way.
         self.shard: tuple[ServerShardedVariable, int] | None = None  # A variable, and which shard is being updated.
@@ -104,7 +104,7 @@ class _OptimizerScope(LocalScope):
                     shard.assign(whole.rows(value, index) if isinstance(whole, ServerShardedVariable) else value)
 
 
-class Step:
+class WorkerStep:
     """One step, while it is traced.
 
     Args:

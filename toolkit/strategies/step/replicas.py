@@ -107,7 +107,7 @@ class ReducesForKeras:
             # A step that finds no more data is to change nothing: a count would rise on the replicas that are quick.
             leaves = tf.nest.flatten(part.batch, expand_composites=True)
             has_data = tf.control_dependencies([each for each in leaves if tf.is_tensor(each)])
-            with has_data, this_step.having(divided=divided, rows=part.rows, whole=frozenset(map(int, part.whole))):
+            with has_data, this_step.having(divided=divided, rows=part.rows, tables=frozenset(map(int, part.tables))):
                 return fn(*(each.batch if isinstance(each, Part) else each for each in args), **kwargs)
 
         return _of_one(super().run(run_own, args, kwargs, options), self)  # type: ignore[misc]

@@ -10,22 +10,22 @@ batch: a similarity of two rows, a root of a mean, a mean over what a mask leave
     sum over it    SUM           over rows
     tf.shape(x)[0] ALIKE, n      the number of rows: a constant times n ** power
     sum / n        SUM, n ** -1  a mean over rows
-    sqrt(sum / n)  WHOLE
+    sqrt(sum / n)  OTHER
 
 Each operation has a signature: a label for each axis of what it takes and returns, as of `einsum`, and how it combines
 its arguments. One engine, `Graph._pushed`, pushes the label of the rows' axis through it:
 
     kept in the result              ROWS at its axis there
     summed over by a linear one     SUM
-    "*", where entries are mixed    WHOLE
+    "*", where entries are mixed    OTHER
 
 Shapes aren't computed here. Where a size is asked for that the graph doesn't show, it is imported twice more, for two
 numbers of rows (the script's Python isn't run again, and never sees them), and TensorFlow's own shape functions and
 constant folding say of each tensor what its axes, and the sizes in it, are in both. An axis counts rows
 if it is a multiple of the rows in both. Only what is made of sizes by products and by moving entries is read off so;
-each such entry is a constant times n ** p for every n. `max(n, 16)` isn't, and is WHOLE.
+each such entry is a constant times n ** p for every n. `max(n, 16)` isn't, and is OTHER.
 
-An operation without a signature, of anything that differs between parts, is WHOLE.
+An operation without a signature, of anything that differs between parts, is OTHER.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class Of(enum.Enum):
     ALIKE = "the same for each part of the batch: computed from constants, variables and the number of rows"
     ROWS = "entries that are each computed from one row"
     SUM = "a sum over rows"
-    WHOLE = "anything else"
+    OTHER = "anything else"
 
 
 MIXED = 99  # The power of sizes of which each has its own, as of [n, 4].
@@ -101,7 +101,7 @@ class Rows:
 
 ALIKE = Rows(Of.ALIKE)
 ROWS = Rows(Of.ROWS, axis=0)
-WHOLE = Rows(Of.WHOLE)
+OTHER = Rows(Of.OTHER)
 MEAN = Rows(Of.SUM, power=-1)
 
 
@@ -141,14 +141,14 @@ def by_row(given: Sequence[Rows], output: Any) -> Rows:
     rank = getattr(output.shape, "rank", None)
     if rank and output.shape[0] is None and all(each.by_row or each.is_alike for each in given):
         return Rows(Of.ROWS, axis=0, parts=max(each.parts for each in given))
-    return WHOLE
+    return OTHER
 
 
 def mean_of_rows(given: Sequence[Rows], output: Any) -> Rows:
     """Returns what a mean over rows is, of arguments that are by row; or a value for each row, if it isn't reduced."""
     if output.shape.rank:
         return by_row(given, output)
-    return MEAN if all(each.by_row or each.is_alike for each in given) else WHOLE
+    return MEAN if all(each.by_row or each.is_alike for each in given) else OTHER
 
 
 # What a graph's shapes and sizes are for two numbers of rows.
@@ -309,7 +309,7 @@ class Graph:
             gives = call.gives or by_row
             if any(each.parts > 1 for each in found) and _draws(call, operations[call.first : call.last]):
                 # A replica draws for rows that are together in the batch, and here its rows are in several places.
-                gives = lambda *_: WHOLE  # noqa: E731
+                gives = lambda *_: OTHER  # noqa: E731
             self._known |= {id(each): gives(found, each) for each in call.outputs}
             number = call.last
         self._look(operations[number:end])
@@ -322,7 +322,7 @@ class Graph:
             return _joined([self[each] for each in tf.nest.flatten(tensor, expand_composites=True)])
         if id(tensor) not in self._known and id(tensor) in self._captured:  # By an earlier part of the graph.
             return self._placeholder(tensor)
-        return self._known.get(id(tensor), WHOLE)
+        return self._known.get(id(tensor), OTHER)
 
     def _look(self, operations: Sequence[tf.Operation]) -> None:
         for op in operations:
@@ -343,31 +343,31 @@ class Graph:
         if kind in _FUNCTIONS:
             self.branches += args
         if all(each.is_alike for each in args):
-            return WHOLE if any(word in kind for word in _UNKNOWN) else ALIKE
+            return OTHER if any(word in kind for word in _UNKNOWN) else ALIKE
         if kind in _SPECIAL:
             return _SPECIAL[kind](self, op, args)
-        if WHOLE in args:
-            return WHOLE
+        if OTHER in args:
+            return OTHER
         form = _form(self.sizes, op)
         if all(each.of is Of.ALIKE for each in args):
             return self._counted(op, args, form)
-        return WHOLE if form is None else self._pushed(op, args, form)
+        return OTHER if form is None else self._pushed(op, args, form)
 
     def _placeholder(self, tensor: tf.Tensor) -> Rows:
         if id(tensor) not in self._captured:
             rank = tensor.shape.rank
-            return WHOLE if rank is None else ROWS if rank and tensor.shape[0] is None else ALIKE
+            return OTHER if rank is None else ROWS if rank and tensor.shape[0] is None else ALIKE
         outer = self._captured[id(tensor)]
         if tensor.dtype == "resource":
-            return WHOLE if _is_kept_by_replica(outer) else ALIKE
-        return WHOLE if hasattr(outer, "graph") else ALIKE  # Of another graph's tensor nothing is known.
+            return OTHER if _is_kept_by_replica(outer) else ALIKE
+        return OTHER if hasattr(outer, "graph") else ALIKE  # Of another graph's tensor nothing is known.
 
     def _assign(self, op: tf.Operation, args: list[Rows]) -> Rows:
         value = args[1] if len(args) == 2 else _joined(args[1:])
         self.assigned.append((op, value))
         if not value.is_alike:
-            self._set[id(op.inputs[0])] = WHOLE
-        return WHOLE if not value.is_alike else ALIKE
+            self._set[id(op.inputs[0])] = OTHER
+        return OTHER if not value.is_alike else ALIKE
 
     def _pushed(self, op: tf.Operation, args: list[Rows], form: Form) -> Rows | list[Rows]:
         """Pushes the label of the rows' axis through an operation, one of whose arguments is ROWS or SUM."""
@@ -377,26 +377,26 @@ class Graph:
         if any(
             each.of is Of.SUM or (each.power and (each.of is Of.ROWS or op.type not in _SLICES)) for each in numbers
         ):
-            return WHOLE
+            return OTHER
         power = self._power(data, form.how)
         if power is None or (sums and (rows or form.how not in ("mul", "div", "add"))):
-            return WHOLE
+            return OTHER
         if sums:
             return Rows(Of.SUM, power=power)
         label = rows[0][1]
         parts = {each.parts for each, _ in rows if not each.free}
         if label == "*" or any(other != label for _, other in rows) or len(parts) > 1:
-            return WHOLE
+            return OTHER
         for each, labels, tensor in zip(args, form.given, op.inputs):  # noqa: B905
             places = [n for n, other in enumerate(labels) if other == label]
             if each.of is Of.ROWS and len(places) > 1:
-                return WHOLE  # A diagonal, whose entries are at the rows' numbers.
+                return OTHER  # A diagonal, whose entries are at the rows' numbers.
             shape = self.sizes.shape(tensor) if each.of is not Of.ROWS and places else None
             if each.of is not Of.ROWS and places and (shape is None or any(shape[n] != (1, 1) for n in places)):
-                return WHOLE  # A factor for each row's number.
+                return OTHER  # A factor for each row's number.
         if len(form.given) < len(args) and any(not each.is_alike for each in args[len(form.given) :]):
-            return WHOLE
-        summed = Rows(Of.SUM, power=power - (op.type == "Mean")) if form.how in ("mul", "sum") else WHOLE
+            return OTHER
+        summed = Rows(Of.SUM, power=power - (op.type == "Mean")) if form.how in ("mul", "sum") else OTHER
         free = not parts and form.how != "sum"
         found = [
             Rows(Of.ROWS, power, labels.index(label), parts.copy().pop() if parts else 1, free)
@@ -427,7 +427,7 @@ class Graph:
         how = form.how if form is not None else None
         if op.type in _MOVES or how == "mul":
             found = [self._read(each) for each in op.outputs]
-            if WHOLE not in found:
+            if OTHER not in found:
                 return found
         if op.type == "Maximum":  # There is at least one row.
             (one, a), (two, b) = sorted(
@@ -436,26 +436,26 @@ class Graph:
             least = (
                 a is not None and b is not None and (one.power, two.power) == (0, 1) and (a[0] <= b[0] / _N[0]).all()
             )
-            return two if least else WHOLE
+            return two if least else OTHER
         if form is None or form.how in ("", "sum") or any(each.power for each in args[form.data :]):
-            return WHOLE
+            return OTHER
         power = self._power(args[: form.data], form.how)
-        return WHOLE if power is None else Rows(Of.ALIKE, power)
+        return OTHER if power is None else Rows(Of.ALIKE, power)
 
     def _read(self, tensor: tf.Tensor) -> Rows:
         """What sizes are. Each is a constant times a power of the rows, as they are moved and multiplied only."""
         found = self.sizes.value(tensor)
         if found is None or found[0].shape != found[1].shape:
-            return WHOLE
+            return OTHER
         found_of = [_power(*each) for each in zip(*(value.reshape(-1).tolist() for value in found), strict=True)]
         powers = {each for each in found_of if each is not None} or {0}
-        return WHOLE if None in found_of else Rows(Of.ALIKE, power=powers.pop() if len(powers) == 1 else MIXED)
+        return OTHER if None in found_of else Rows(Of.ALIKE, power=powers.pop() if len(powers) == 1 else MIXED)
 
     # Operations whose result depends on how often the batch stands along an axis, or on sizes.
 
     def _shape(self, op: tf.Operation, args: list[Rows]) -> list[Rows]:
         return [
-            self._read(made) if x.of is not Of.WHOLE else ALIKE if given.shape.is_fully_defined() else WHOLE
+            self._read(made) if x.of is not Of.OTHER else ALIKE if given.shape.is_fully_defined() else OTHER
             for x, given, made in zip(args, op.inputs, op.outputs, strict=True)
         ]
 
@@ -465,90 +465,90 @@ class Graph:
     def _cast(self, op: tf.Operation, args: list[Rows]) -> Rows:
         before, after = op.inputs[0].dtype, op.outputs[0].dtype
         rounds = after.is_bool or (before.is_floating and not after.is_floating)
-        return WHOLE if rounds and (args[0].of is Of.SUM or args[0].power) else args[0]
+        return OTHER if rounds and (args[0].of is Of.SUM or args[0].power) else args[0]
 
     def _chosen(self, op: tf.Operation, args: list[Rows]) -> Rows | list[Rows]:
         """One of two by a third: by one that is alike as a sum of both is; by rows as anything of them."""
         form = _form(self.sizes, op)
-        if WHOLE in args or form is None:
-            return WHOLE
+        if OTHER in args or form is None:
+            return OTHER
         if not args[0].is_alike or any(each.of is Of.ROWS for each in args):
-            return self._pushed(op, args, form) if any(each.of is Of.ROWS for each in args) else WHOLE
+            return self._pushed(op, args, form) if any(each.of is Of.ROWS for each in args) else OTHER
         power = self._power(args[1:], "add")
-        return WHOLE if power is None else Rows(Of.SUM if any(x.of is Of.SUM for x in args) else Of.ALIKE, power)
+        return OTHER if power is None else Rows(Of.SUM if any(x.of is Of.SUM for x in args) else Of.ALIKE, power)
 
     def _like(self, op: tf.Operation, args: list[Rows]) -> Rows:
         """Zeros or ones in the shape of the argument."""
         if args[0].of is Of.ROWS:
             return dataclasses.replace(args[0], power=0, free=True, parts=1)
-        return ALIKE if args[0].of is not Of.WHOLE or op.outputs[0].shape.is_fully_defined() else WHOLE
+        return ALIKE if args[0].of is not Of.OTHER or op.outputs[0].shape.is_fully_defined() else OTHER
 
     def _filled(self, op: tf.Operation, args: list[Rows]) -> Rows:
         """What is repeated up to a shape: entries for each row, if they are alike before."""
         x, sizes = (args[1], args[0]) if op.type == "Fill" else args[:2]
         tensor, shape = op.inputs[1 if op.type == "Fill" else 0], self.sizes.shape(op.outputs[0])
         before = self.sizes.shape(tensor)
-        if sizes.of is not Of.ALIKE or x.of is Of.WHOLE or not shape or before is None or (None, None) in shape:
-            return WHOLE
+        if sizes.of is not Of.ALIKE or x.of is Of.OTHER or not shape or before is None or (None, None) in shape:
+            return OTHER
         before = [(1, 1)] * (len(shape) - len(before)) + before
         counted = [n for n, size in enumerate(shape) if size[0] != size[1] and size != before[n]]
         if x.of is Of.ROWS:
             axis = x.axis + len(shape) - tensor.shape.rank
             if [n for n in counted if n != axis]:
-                return WHOLE
+                return OTHER
             times = shape[axis][0] // before[axis][0]
             return dataclasses.replace(x, axis=axis, parts=x.parts * times)
         if not counted:
             return x
         rows = x.is_alike and len(counted) == 1 and before[counted[0]] == (1, 1) and counts_rows(shape[counted[0]])
-        return Rows(Of.ROWS, axis=counted[0], free=True) if rows else WHOLE
+        return Rows(Of.ROWS, axis=counted[0], free=True) if rows else OTHER
 
     def _drawn(self, op: tf.Operation, args: list[Rows]) -> Rows:
         """Random numbers: each row's, if there is one for each; of a state they are otherwise the whole batch's."""
         if op.type in ("Multinomial", "StatelessMultinomial"):
-            return args[0] if args[0].by_row else WHOLE
+            return args[0] if args[0].by_row else OTHER
         shape = self.sizes.shape(op.outputs[0]) if op.outputs else None
         counted = [n for n, size in enumerate(shape or ()) if size[0] != size[1]]
         if "Shuffle" in op.type or not args or args[0].of is not Of.ALIKE or not all(x.is_alike for x in args[1:]):
-            return WHOLE
+            return OTHER
         if shape is not None and not counted and op.type.startswith("Stateless"):
             return ALIKE  # All replicas have the same seed.
         rows = shape is not None and len(counted) == 1 and counts_rows(shape[counted[0]])
         # Replicas draw those of a row together. Of numbers drawn by a state nobody promises which they are.
-        return Rows(Of.ROWS, axis=counted[0], free=not op.type.startswith("Stateless")) if rows else WHOLE
+        return Rows(Of.ROWS, axis=counted[0], free=not op.type.startswith("Stateless")) if rows else OTHER
 
     def _reshaped(self, op: tf.Operation, args: list[Rows]) -> Rows:
         x, before, after = args[0], self.sizes.shape(op.inputs[0]), self.sizes.shape(op.outputs[0])
-        if args[1].of is not Of.ALIKE or x.of is Of.WHOLE:
-            return WHOLE
+        if args[1].of is not Of.ALIKE or x.of is Of.OTHER:
+            return OTHER
         if x.of is not Of.ROWS:
             return self._read(op.outputs[0]) if x.power == MIXED else x
         if before is None or after is None or any(None in size for size in before + after):
-            return WHOLE
+            return OTHER
         counted = [n for n, size in enumerate(after) if counts_rows(size)]
         outer = math.prod(size for size, _ in after[: counted[0]]) if len(counted) == 1 else 0
         if not outer:
-            return WHOLE
+            return OTHER
         if x.free:
             return dataclasses.replace(x, axis=counted[0])
         # Rows stand so many times one after another, whatever the axes: [2, n, 4] as [2 n, 4], as [2, 2 n, 2].
         times, rest = divmod(math.prod(size for size, _ in before[: x.axis]) * x.parts, outer)
         own = [size / max(times * n, 1) for size, n in zip(after[counted[0]], _N, strict=True)]
         by_row = not rest and times and own[0] == own[1] == int(own[0])
-        return dataclasses.replace(x, axis=counted[0], parts=times) if by_row else WHOLE
+        return dataclasses.replace(x, axis=counted[0], parts=times) if by_row else OTHER
 
     def _convolved_back(self, op: tf.Operation, args: list[Rows]) -> Rows:
         """A transposed convolution, which is told the sizes of its result."""
         sizes, kernel, x = args
         before, after = self.sizes.shape(op.inputs[2]), self.sizes.shape(op.outputs[0])
         same = before is not None and after is not None and before[0] == after[0]
-        return x if sizes.of is Of.ALIKE and kernel.is_alike and x.axis == 0 and same else WHOLE
+        return x if sizes.of is Of.ALIKE and kernel.is_alike and x.axis == 0 and same else OTHER
 
     def _concatenated(self, op: tf.Operation, args: list[Rows]) -> Rows | list[Rows]:
         *values, _ = args
         axis, rank = self.sizes.constant(op.inputs[-1]), op.outputs[0].shape.rank
-        if axis is None or rank is None or WHOLE in args:
-            return WHOLE
+        if axis is None or rank is None or OTHER in args:
+            return OTHER
         if all(each.of is Of.ALIKE for each in values):
             return self._read(op.outputs[0])
         axis = axis[0] % rank
@@ -556,12 +556,12 @@ class Graph:
             labels = [n if n != axis else "*" for n in range(rank)]
             return self._pushed(op, args, Form([labels] * len(values) + [[]], [labels], "add", len(values)))
         if any((each.of, each.axis, each.power) != (Of.ROWS, axis, values[0].power) for each in values):
-            return WHOLE
+            return OTHER
         own = [(self.sizes.shape(each) or [])[axis][0] for each in list(op.inputs)[:-1]]  # Of rows, so of known rank.
         each = min(size // x.parts for size, x in zip(own, values, strict=True))
         parts = [size // each if x.free else x.parts for size, x in zip(own, values, strict=True)]
         if any(size != each * n for size, n in zip(own, parts, strict=True)):
-            return WHOLE
+            return OTHER
         return dataclasses.replace(values[0], parts=sum(parts), free=False)
 
     def _split(self, op: tf.Operation, args: list[Rows]) -> Rows:
@@ -569,9 +569,9 @@ class Graph:
         x, axis = args[data], self.sizes.constant(op.inputs[where])
         rank, count = op.inputs[data].shape.rank, len(op.outputs)
         if axis is None or rank is None or x.of is not Of.ROWS or axis[0] % rank != x.axis:
-            return x if axis is not None and x.power != MIXED else WHOLE
+            return x if axis is not None and x.power != MIXED else OTHER
         halves = op.type == "Split" and x.parts % count == 0
-        return dataclasses.replace(x, parts=x.parts // count) if halves else WHOLE
+        return dataclasses.replace(x, parts=x.parts // count) if halves else OTHER
 
 
 def _sizes_of(graph: tf.Graph, inputs: list) -> Sizes:
@@ -604,7 +604,7 @@ _UNKNOWN = ("Iterator", "Optional", "PyFunc", "Collective")
 
 
 def _joined(values: Sequence[Rows]) -> Rows:
-    return ALIKE if all(each.is_alike for each in values) else WHOLE
+    return ALIKE if all(each.is_alike for each in values) else OTHER
 
 
 def _is_kept_by_replica(handle: Any) -> bool:

@@ -110,7 +110,7 @@ class Share:
 
     def of_batch(self, data: Any) -> "Share":
         """Records the replica's part of a batch, in any structure, and returns the same."""
-        leaves = [leaf for number, leaf in enumerate(tf.nest.flatten(data)) if number not in this_step.whole]
+        leaves = [leaf for number, leaf in enumerate(tf.nest.flatten(data)) if number not in this_step.tables]
         self.batch = [each for each in leaves if isinstance(each, tf.Tensor)]
         return self
 
@@ -445,7 +445,7 @@ def update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any
     if share is not None and not keras.ops.shape(values):
         if sample_weight is None:
             sample_weight = counted(share)
-        elif 0 in this_step.whole and not keras.ops.shape(sample_weight):
+        elif 0 in this_step.tables and not keras.ops.shape(sample_weight):
             # Keras counts the rows of the first component, of which every replica has all.
             sample_weight = tf.cast(sample_weight, tf.float64) * tf.cast(counted(share), tf.float64)
     elif share is not None and _counts_own(sample_weight, share):  # Keras's, of a loss that isn't reduced.

@@ -122,7 +122,7 @@ class ReplicaStep(LoneStep):
         share.sums = found.sums
         if not has_one_size(self._model):
             data = batch_of_any_size(
-                data, this_step.whole
+                data, this_step.tables
             )  # As a trial has seen it, and so that rows are told from others.
         by_row = this_step.having(draws=Draws(share))
         with entered(share), by_row, inlining(), results_noted(self._model) as noted:
@@ -318,7 +318,7 @@ def _predict_own(original: Callable, model: Any, data: Any, kept: tf.Tensor | No
     if not found.opened:
         share = replica_share(data)
         with entered(share), this_step.having(draws=Draws(share)):  # As of dropout that stays on in predictions.
-            return parts(predict(model, batch_of_any_size(data, this_step.whole)))
+            return parts(predict(model, batch_of_any_size(data, this_step.tables)))
     if use is not None:
         use.say("predict_step is computed without XLA, as it computes with the whole batch")
     share = replica_share(data)

@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.context import this_step
-from toolkit.strategies.step.rows import ALIKE, ROWS, WHOLE, Call, Graph, Rows
+from toolkit.strategies.step.rows import ALIKE, OTHER, ROWS, Call, Graph, Rows
 from toolkit.strategies.step.trusted import have_as_many_rows, is_by_row
 from toolkit.strategies.upstream import private, replaced
 from toolkit.support.graphs import outside
@@ -129,7 +129,7 @@ class Trial:
     def _is_by_row(self) -> bool:
         # Nothing is known of what a sparse tensor consists of, but that layers take its rows.
         sparse = [each for each in self.data if isinstance(each, tf.SparseTensor)]
-        parts = {id(part): WHOLE for each in sparse for part in tf.nest.flatten(each, expand_composites=True)}
+        parts = {id(part): OTHER for each in sparse for part in tf.nest.flatten(each, expand_composites=True)}
         found = Graph(self._graph, {**parts, **{id(each): ROWS for each in sparse}}, self.calls)
         if not all(each.is_alike for each in found.branches):  # Replicas might take different ones.
             return False
@@ -256,7 +256,7 @@ class Trial:
 
         def of_rows(given: list[Rows], _: Any) -> Rows:
             *of, source = given
-            return source if source.by_row and all(each.by_row or each.is_sum for each in of) else WHOLE
+            return source if source.by_row and all(each.by_row or each.is_sum for each in of) else OTHER
 
         def one(source: Any) -> Any:
             if tf.is_symbolic_tensor(source):
@@ -447,7 +447,7 @@ class Tries:
     def of(self, step: Callable, data: Any, *, returns_rows: bool = False) -> Found:
         """Returns what is known of a step with such data, as `shown` does; the number of examples doesn't count."""
         with self._lock:
-            table = this_step.whole
+            table = this_step.tables
             tensors = [(path, each) for path, each in keras.tree.flatten_with_path(data) if tf.is_tensor(each)]
             kinds = [(path, each.dtype.name, each.shape[1:] if each.shape.rank else None) for path, each in tensors]
             key = str((kinds, sorted(table)))

@@ -122,7 +122,7 @@ class View:
             if not tf.is_tensor(leaf):
                 return leaf
             in_trial = next(known_of, None)
-            if not leaf.shape.rank or number in this_step.whole:
+            if not leaf.shape.rank or number in this_step.tables:
                 return leaf
             reads = Reads() if in_trial is None else self._trial.reads(in_trial)  # type: ignore[union-attr]
             if leaf.shape[0] is not None and isinstance(leaf, tf.Tensor) and not tf.executing_eagerly():

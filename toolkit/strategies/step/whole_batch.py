@@ -33,7 +33,7 @@ class Kind(enum.Enum):
     EXAMPLES = "a value for each example; a metric's state that is a sum over them"
     MEAN = "one mean over examples; a metric's state that is a mean of batches' means over their examples"
     SUM = "a sum over examples; a metric's state that is a sum over batches"
-    WHOLE = "neither"
+    NEITHER = "neither"
 
 
 def loss_kind(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> Kind:
@@ -47,7 +47,7 @@ def loss_kind(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> Kind:
     if has_value_by_row(loss, y_pred):
         return Kind.EXAMPLES
     if type(loss).__call__ is not keras.losses.Loss.__call__:  # It weights and reduces in its own way.
-        return Kind.WHOLE
+        return Kind.NEITHER
 
     def converted(*given: Any) -> Any:  # As `Loss.__call__` passes them.
         return loss.call(*keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, loss.dtype), given))
@@ -69,10 +69,10 @@ def metric_kind(metric: keras.Metric, args: Sequence, kwargs: dict) -> Kind:
     # multiple of it on several replicas.
     own = any(isinstance(each, tf.Variable) for each in vars(metric).values())
     if own or outside(lambda: any(np.any(keras.ops.convert_to_numpy(v)) for v in metric.stateless_reset_state())):
-        return Kind.WHOLE
+        return Kind.NEITHER
     added = traced(lambda given: _additions(metric, *given), (tuple(args), kwargs))
     if added is None or all(each.is_sum for each in added):
-        return Kind.WHOLE if added is None else Kind.EXAMPLES
+        return Kind.NEITHER if added is None else Kind.EXAMPLES
     given = [each for each in (*args, *kwargs.values()) if each is not None]
     if isinstance(metric, keras.metrics.MeanMetricWrapper) and len(given) <= 2:  # Otherwise with weights.
         mean = traced(lambda pair: metric._fn(*pair, **metric._fn_kwargs), tuple(given))
@@ -83,13 +83,13 @@ def metric_kind(metric: keras.Metric, args: Sequence, kwargs: dict) -> Kind:
 
 def _of_value(found: list[Rows] | None) -> Kind:
     if found is None or len(found) != 1:
-        return Kind.WHOLE
+        return Kind.NEITHER
     value = found[0]
     if value.by_row:
         return Kind.EXAMPLES
     if value.is_mean:
         return Kind.MEAN
-    return Kind.SUM if value.is_sum else Kind.WHOLE
+    return Kind.SUM if value.is_sum else Kind.NEITHER
 
 
 def _additions(metric: keras.Metric, args: Sequence, kwargs: dict) -> list[Any] | None:
@@ -159,7 +159,7 @@ def _with_parts(metric: keras.Metric) -> Iterator[keras.Metric]:
 
 def is_whole(metric: Any) -> bool:
     """Returns whether each replica has the whole state of a metric."""
-    return any(kind in (Kind.SUM, Kind.WHOLE) for kind in vars(metric).get(_KINDS, {}).values())
+    return any(kind in (Kind.SUM, Kind.NEITHER) for kind in vars(metric).get(_KINDS, {}).values())
 
 
 def _results(original: Callable, model: Any) -> Any:
@@ -246,7 +246,7 @@ def _update(original: Callable, metric: Any, *args: Any, **kwargs: Any) -> Any:
         return update(*args, **kwargs)
     kinds = vars(metric).setdefault(_KINDS, {})
     kind = _once(kinds, (args, kwargs), lambda: metric_kind(metric, args, kwargs))
-    if this_step.is_local and kind is Kind.WHOLE:
+    if this_step.is_local and kind is Kind.NEITHER:
         raise StrategyError(
             asked=f"metric {metric.name} while replicas train by themselves (LocalSteps)",
             found="its state isn't a sum over examples, and theirs can't be added up",
