@@ -799,9 +799,10 @@ def _sliced(sizes: Sizes, op: tf.Operation) -> tuple | None:
             shrink = shrinks >> n & 1
             begin = (0, 0) if begins >> n & 1 else at(0, n)
             end = shape[axis] if ends >> n & 1 and not shrink else at(1, n)
-            own.append(_kept(axis, begin, end, shape[axis]) if at(2, n) == (1, 1) else "*")
-            if own[-1] is None or (shrink and own[-1] != "*"):
+            kept = _kept(axis, begin, end, shape[axis]) if at(2, n) == (1, 1) else "*"
+            if kept is None:
                 return None
+            own.append("*" if shrink else kept)  # One entry of an axis is no entry for each row, even of one.
             made += own[axis:] if not shrink else []
     rest = list(range(len(own), len(shape)))
     return [own + rest, [], [], []], [made + rest]
