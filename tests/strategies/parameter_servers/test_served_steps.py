@@ -5,15 +5,15 @@ import pathlib
 import re
 
 import numpy as np
-import own_steps
 import processes
 import pytest
+import served_steps
 import test_logs
 
 pytestmark = pytest.mark.slow
 HERE = pathlib.Path(__file__).parent
 LOGS = [f"logs {name}" for name in test_logs.LOGS]
-KINDS = [*own_steps.KINDS, "a schedule", "a scaled loss", "clips", *LOGS]
+KINDS = [*served_steps.KINDS, "a schedule", "a scaled loss", "clips", *LOGS]
 # What the chief would have to know before it applies a round, and what needs the whole batch.
 WHOLE = {
     "a rate by the step",
@@ -33,7 +33,7 @@ WHOLE = {
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own_steps")
-    ended = processes.python(folder, str(HERE / "own_steps.py"), "out.json", limit=240)
+    ended = processes.python(folder, str(HERE / "served_steps.py"), "out.json", limit=240)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     return json.loads((folder / "out.json").read_text()), ended.stderr
 

@@ -1,6 +1,6 @@
 """Trains with steps of one's own, on one device and beside parameter servers; writes what they return and leave.
 
-own_steps.py OUT.json
+served_steps.py OUT.json
 """
 
 import json
