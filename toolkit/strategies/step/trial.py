@@ -279,6 +279,14 @@ def of_any_size(x: Any) -> Any:
     return tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, *x.shape[1:]]) if sized else x
 
 
+def batch_of_any_size(data: Any, whole: Any = ()) -> Any:
+    """Returns a batch's tensors with a number of rows that isn't known when they are traced."""
+    if tf.executing_eagerly():
+        return data
+    leaves = [x if number in whole else of_any_size(x) for number, x in enumerate(tf.nest.flatten(data))]
+    return tf.nest.pack_sequence_as(data, leaves)
+
+
 def of_a_jacobian() -> bool:
     """Returns whether TensorFlow's own file asks for a gradient, as for a row of a Jacobian."""
     asking: Any = sys._getframe(1)
