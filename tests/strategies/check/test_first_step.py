@@ -178,10 +178,7 @@ def test_a_planted_fault_is_named(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(StrategyError, match=f"{named}.* differs by") as raised:
         fitted(model)
-    assert (
-        raised.value.asked
-        == 'create(check="first_step") compares the first step of fit with the same step on one device'
-    )
+    assert "compares the first step of fit with the same on one device" in raised.value.asked
 
 
 class Scattered(L.Layer):
@@ -226,7 +223,7 @@ def test_a_step_that_one_device_cannot_make_is_said_and_made(caplog):
         model = keras.Sequential([L.Dense(3), OnlyOnReplicas()])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     fitted(model)
-    assert "isn't compared with one device's, which can't make it: RuntimeError: " in caplog.text
+    assert "isn't compared with one device's: one device can't make it: RuntimeError: " in caplog.text
 
 
 def test_one_replica_has_nothing_to_compare(caplog):

@@ -5,9 +5,10 @@ the same to the bit. Before it the step is traced as plain Keras makes it, and a
 variables: once as it is, and once moved by a rounding. Where something differs, it is moved a few times more.
 """
 
-import functools
+import json
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,16 +17,21 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.check import watching
 from toolkit.strategies.check.comparing import Compared, compare, leaves_of
 from toolkit.strategies.check.plain import PlainStep
 from toolkit.strategies.check.state import Of
+from toolkit.strategies.check.watching import Step
 from toolkit.strategies.check.whole_batches import whole_batch
 from toolkit.strategies.options import Options, options_of
 from toolkit.strategies.processes.agreement import gather
 from toolkit.strategies.step.moments import normalisations, normalises_batch
 from toolkit.strategies.upstream.train_function import Around, StepFunction
+from toolkit.support.frames import line_of, users_frame
 
 _LOG = logging.getLogger(__name__)
+REMEDY = "Look at what the script computes there of the whole batch; where all of it is Keras's, please report it"
+_DRAWS = "it draws by a state of TensorFlow's (%s), and never twice the same. keras.random draws what one device draws"
 _CALLS = {"train": "fit", "test": "evaluate", "predict": "predict"}
 _AGAIN = 4  # How often a step that seems to differ is moved by a rounding.
 _ORDER = {each: number for number, each in enumerate(Of)}
@@ -39,32 +45,69 @@ def check_first(kind: str, model: Any, function: StepFunction) -> None:
         model: Of a strategy of several replicas; built and compiled.
         function: Just made.
     """
+    if watching.session() is not None:
+        function.put(Around.CHECKING, _Watched(kind, model))
+        return
     asked = options_of(model.distribute_strategy).check == "first_step"
-    function.put(Around.CHECKING, functools.partial(_first, kind, model, function) if asked else None)
+
+    def first(within: Callable, batches: Any) -> Any:
+        function.put(Around.CHECKING, None)
+        logs, step = made_and_compared(kind, model, within, batches)
+        if step is not None:
+            conclude(step)
+        return logs
+
+    function.put(Around.CHECKING, first if asked else None)
 
 
-def _first(kind: str, model: Any, function: StepFunction, within: Callable, batches: Any) -> Any:
-    count = 1 if kind == "predict" else model.steps_per_execution
-    taken, spec = _taken(batches, count if kind != "predict" else None)
+class _Watched:
+    """Stands around a function of a script that is only compared: each call of Keras's ends after its first step."""
+
+    def __init__(self, kind: str, model: Any) -> None:
+        self._kind, self._model, self._compared = kind, model, False
+
+    def __call__(self, within: Callable, batches: Any) -> Any:
+        """Makes a step."""
+        if self._compared:
+            logs = within(batches)
+        else:
+            logs, step = made_and_compared(self._kind, self._model, within, batches)
+            self._compared = step is not None
+            session = watching.session()
+            if step is not None and session is not None:
+                session.steps.append(step)
+        if watching.session() is not None:
+            watching.end_call(self._model, self._kind)
+        return logs
+
+
+def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> tuple[Any, Step | None]:
+    """Makes the script's own step, and returns what that returns, and what came of comparing it; None without data."""
+    taken, spec = _taken(batches, None if kind == "predict" else model.steps_per_execution)
     if not taken:
-        return within(batches)  # Which says that there is no more.
-    function.put(Around.CHECKING, None)
-    began = time.monotonic()
-    strategy = model.distribute_strategy
+        return within(batches), None  # Which says that there is no more.
+    began, strategy = time.monotonic(), model.distribute_strategy
+    step = Step(_CALLS[kind], model.name, line_of(users_frame(sys._getframe(1))))
     plain = PlainStep(model, kind, [whole_batch(strategy, each) for each in taken])
-    why = _traced(plain)
-    if (whys := [each for each in _of_all(strategy, why) if each]) != []:
-        _LOG.warning(
-            "The first step of %s isn't compared with one device's, which can't make it: %s", _CALLS[kind], whys[0]
-        )
-        return _made(within, taken, spec)
+    whys = [each for each in _of_all(strategy, _traced(plain)) if each]
+    if whys:
+        step.skipped = f"one device can't make it: {whys[0]}"
+        return _made(within, taken, spec), step
     before = [each.copies()[0] for each in plain.held]
     spent = time.monotonic() - began
     logs = _made(within, taken, spec)
     began = time.monotonic()
-    found = Judged(plain, before, logs)
-    found.conclude(kind, model, lambda: spent + time.monotonic() - began)
-    return logs
+    judged = Judged(plain, before, logs)
+    step.tensors = len(judged.tensors)
+    step.dtypes = tuple(sorted({each.dtype for each in judged.tensors if each.dtype.startswith(("float", "bfloat"))}))
+    mine = [each.describe() for each in judged.differs]
+    step.differs = next((tuple(each) for each in map(json.loads, _of_all(strategy, json.dumps(mine))) if each), ())
+    if step.differs:
+        step.known = known_case(model, plain) or ""
+    elif plain.draws:
+        step.skipped = _DRAWS % ", ".join(plain.draws)
+    step.seconds, step.runs = spent + time.monotonic() - began, judged.runs
+    return logs, step
 
 
 def _taken(batches: Any, count: int | None) -> tuple[list, Any]:
@@ -148,44 +191,37 @@ class Judged:
             found.append(compare(f"the log {name}", Of.LOG, there, value, [each[name] for each in others], eps))
         return sorted(found, key=lambda each: _ORDER[each.of])
 
-    def conclude(self, kind: str, model: Any, seconds: Callable[[], float]) -> None:
-        """Says what was found.
 
-        Raises:
-            StrategyError: The step isn't one device's, on all processes alike.
-        """
-        strategy, call = model.distribute_strategy, _CALLS[kind]
-        mine = self.differs[0].describe() if self.differs else ""
-        every = [each for each in _of_all(strategy, mine) if each]
-        dtypes = sorted({each.dtype for each in self.tensors if each.dtype.startswith(("float", "bfloat"))})
-        count = len(self.tensors)
-        if not every and self.plain.draws:
-            _LOG.warning(
-                "The first step of %s draws by a state of TensorFlow's (%s), and never twice the same: what depends on "
-                "it can't be compared. keras.random draws what one device draws",
-                call,
-                ", ".join(self.plain.draws),
-            )
-            return
-        if not every:
-            _LOG.info(
-                "The first step of %s is one device's: %d tensors are the same in %s, but for rounding (%.1f s: a "
-                "trace and %d steps on one device)",
-                call,
-                count,
-                " and ".join(dtypes),
-                seconds(),
-                self.runs,
-            )
-            return
-        if (known := known_case(model, self.plain)) is not None:
-            _LOG.warning("The first step of %s isn't one device's: %s. That is so because %s", call, every[0], known)
-            return
+def conclude(step: Step) -> None:
+    """Says what was found.
+
+    Raises:
+        StrategyError: The step isn't one device's, on all processes alike.
+    """
+    if step.skipped:
+        _LOG.warning("The first step of %s isn't compared with one device's: %s", step.call, step.skipped)
+    elif not step.differs:
+        _LOG.info(
+            "The first step of %s is one device's: %d tensors are the same in %s, but for rounding (%.1f s: a trace "
+            "and %d steps on one device)",
+            step.call,
+            step.tensors,
+            " and ".join(step.dtypes),
+            step.seconds,
+            step.runs,
+        )
+    elif step.known:
+        _LOG.warning(
+            "The first step of %s isn't one device's: %s. That is so because %s",
+            step.call,
+            step.differs[0],
+            step.known,
+        )
+    else:
         raise StrategyError(
-            asked=f'create(check="first_step") compares the first step of {call} with the same step on one device',
-            found=f"{every[0]}. {len(self.differs)} of {count} tensors differ",
-            remedy="Look at what the script computes there of the whole batch; where all of it is Keras's, please "
-            "report it. Without check the script trains with these numbers",
+            asked=f'create(check="first_step") compares the first step of {step.call} with the same on one device',
+            found=f"{step.differs[0]}. {len(step.differs)} of {step.tensors} tensors differ",
+            remedy=REMEDY + ". Without check the script trains with these numbers",
         )
 
 
