@@ -16,6 +16,7 @@ COMMUNICATIONS = ("auto", "nccl", "ring")  # How processes exchange tensors.
 DTYPES = ("float32", "float16", "bfloat16")
 COMPRESSIONS = ("none", "powersgd")
 OPTIMIZER_STATES = ("replicated", "sharded")  # Whether each replica has all of an optimizer's slots.
+CHECKS = ("none", "first_step")  # When a step is compared with one device's.
 BATCH_STATISTICS = ("batch", "replica")  # By which BatchNormalization normalises in a step of `fit`.
 PLACEMENTS = ("round_robin", "balanced", "sharded")  # Of variables on parameter servers.
 _ATTRIBUTE = "_toolkit_options"
@@ -131,6 +132,8 @@ class Options:
         shards: How many replicas hold one copy of sharded layers; None for all.
         batch_statistics: "batch": BatchNormalization normalises the whole batch in a step of `fit`, and replicas
             exchange sums for it; "replica": each replica normalises its own share.
+        check: "first_step": the first step of each function of a model is also computed on one device and compared;
+            "none": it isn't.
 
     Raises:
         StrategyError: A value is of another kind, or out of its range.
@@ -141,6 +144,7 @@ class Options:
     optimizer_state: str = "replicated"
     shards: int | None = None
     batch_statistics: str = "batch"
+    check: str = "none"
 
     def __post_init__(self) -> None:
         for name, kind, such in (
@@ -154,6 +158,7 @@ class Options:
         StrategyError.check_choice(state, OPTIMIZER_STATES, asked=f"optimizer_state={state!r}")
         statistics = self.batch_statistics
         StrategyError.check_choice(statistics, BATCH_STATISTICS, asked=f"batch_statistics={statistics!r}")
+        StrategyError.check_choice(self.check, CHECKS, asked=f"check={self.check!r}")
 
 
 def set_options(strategy: "tf.distribute.Strategy", options: Options) -> None:

@@ -42,6 +42,7 @@ def create(
     optimizer_state: str = "replicated",
     local: LocalSteps | None = None,
     batch_statistics: str = "batch",
+    check: str = "none",
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
@@ -75,13 +76,17 @@ def create(
             rounds of parameter servers, one worker computes each batch of such a model. "replica": each replica or
             worker normalises its own share, unless the layer has `synchronized=True`, and moving statistics are
             averaged at an epoch's end. That is faster, and has other numbers than one device.
+        check: "first_step": the first step of `fit`, `evaluate`, `predict` and their like is computed once more, on one
+            device, and every tensor of it compared; a difference that rounding doesn't explain raises. The script's
+            own numbers stay the same to the bit. It costs a trace and a few steps, and one device must hold the model
+            and the whole batch. "none": nothing is compared.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
 
     Raises:
         StrategyError: The name is unknown, Keras runs on another backend, or the strategy doesn't
-            fit the cluster.
+            fit the cluster. In a step: it differs from one device's.
         ClusterError: TF_CONFIG is wrong, or another task can't be met.
         RequestError: Keras or TensorFlow is another version than those this works with, and it makes a difference.
     """
@@ -93,6 +98,7 @@ def create(
         optimizer_state=optimizer_state,
         shards=shards,
         batch_statistics=batch_statistics,
+        check=check,
     )
     check_together(options)
     _check_backend()
@@ -286,6 +292,8 @@ def _give_options(strategy: "tf.distribute.Strategy", options: Options) -> None:
     if strategy.num_replicas_in_sync == 1:
         asked = ["PowerSGD"] if options.gradients.compression != "none" else []
         asked += ["LocalSteps"] if options.local is not None else []
+        if options.check != "none":
+            _LOG.info("One replica trains: check=%r has nothing to compare", options.check)
         if asked:
             _LOG.warning("One replica trains, and exchanges nothing: %s has no effect", asked[0])
         return

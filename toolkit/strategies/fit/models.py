@@ -23,6 +23,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.batches import Part, row_count, share_of, shares_of_worker
+from toolkit.strategies.check.first_step import check_first
 from toolkit.strategies.context import this_step
 from toolkit.strategies.fit import building
 from toolkit.strategies.pipelines import trains
@@ -118,6 +119,7 @@ def _make_function(kind: str, original: Callable, model: Any, *args: Any, **kwar
 
     def put_around(function: StepFunction) -> None:
         function.put(Around.SPLITTING, functools.partial(_split, kind, model))
+        check_first(kind, model, function)
         if kind == "train":
             xla.time_first(model, function)
             schedule(model, function)
