@@ -40,6 +40,7 @@ def create(
     communication: str = "auto",
     shards: int | None = None,
     optimizer_state: str = "replicated",
+    weights: str = "replicated",
     local: LocalSteps | None = None,
     batch_statistics: str = "batch",
     check: str = "none",
@@ -69,6 +70,10 @@ def create(
             whole layers.
         optimizer_state: "replicated", or "sharded", under mirrored and multi_worker: each replica then keeps only its
             part of the optimizer's slots for layers that every replica has (ZeRO stage 1, arXiv 1910.02054).
+        weights: "replicated", or "sharded", under mirrored and multi_worker: each replica then keeps only its part of
+            the trainable weights that layers make in the scope, of their gradients and of the optimizer's slots (ZeRO
+            stage 3). A layer of any class has its whole weights while it is called. Embeddings and weights of fewer
+            than 2,048 elements stay replicated. With `shards`, each such group of replicas keeps one copy.
         local: How replicas train by themselves and average every so many steps, under mirrored and multi_worker; None
             for an exchange of gradients in each step.
         batch_statistics: "batch": in a step of `fit`, BatchNormalization normalises the whole batch, as on one device,
@@ -96,6 +101,7 @@ def create(
         gradients=exchange,
         local=local,
         optimizer_state=optimizer_state,
+        weights=weights,
         shards=shards,
         batch_statistics=batch_statistics,
         check=check,
@@ -227,6 +233,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         - mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
           copy of a model with sharded layers, and how many times.
         - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
+        - weights: "sharded", only where each replica keeps a part of them.
         - batch_statistics: "replica", only where each replica normalises its own share of a batch.
         - compression: Such as "powersgd, rank 4"; only where gradients are compressed.
         - local_steps: The `LocalSteps`, by name; only where replicas train by themselves.
@@ -255,6 +262,8 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         if is_toolkit_strategy(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
             described["optimizer_state"] = options_of(strategy).optimizer_state
+            if (weights := options_of(strategy).weights) != "replicated":
+                described["weights"] = weights
             if (statistics := options_of(strategy).batch_statistics) != "batch":
                 described["batch_statistics"] = statistics
             if (local := options_of(strategy).local) is not None:

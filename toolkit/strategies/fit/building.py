@@ -25,6 +25,7 @@ from toolkit.strategies.batches import Part
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import trial
 from toolkit.strategies.step.moments import normalisations, normalises_batch
+from toolkit.strategies.step.sharded_weights import note_shards
 from toolkit.strategies.upstream.attributes import layers_below, layers_within
 from toolkit.strategies.variables import optimizers_of
 
@@ -50,6 +51,7 @@ def check(model: Any, batch: int | None) -> None:
         return
     if not vars(model).get(_NOTED):
         _note_statistics(model)
+    note_shards(model)
     if batch is not None:
         _check_states(model, batch, count)
 

@@ -113,6 +113,7 @@ class ReplicaStep(LoneStep):
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
         with entered(share):
             found = self._tries.of(self._step, data)
+            share.reads_gradients = found.reads_gradients or applies_own(self._model)
             return self._of_whole(data, share, found) if found.opened else self._of_rows(data, share, found)
 
     def _of_rows(self, data: Any, share: Share, found: Found) -> Any:
@@ -169,9 +170,13 @@ def uses_gradients(model: keras.Model, step: Callable) -> bool:
     """
     if options_of(model.distribute_strategy).gradients.compression != "none":
         return False
+    return applies_own(model) or getattr(step, "__func__", None) is not keras.Model.train_step
+
+
+def applies_own(model: keras.Model) -> bool:
+    """Whether an optimizer of a model is given gradients by a script's own method."""
     applies = [getattr(type(each), name) for each in optimizers_of(model) for name in ("apply", "apply_gradients")]
-    own = any(not each.__module__.startswith("keras.") for each in applies)
-    return own or getattr(step, "__func__", None) is not keras.Model.train_step
+    return any(not each.__module__.startswith("keras.") for each in applies)
 
 
 def _of_all_replicas(

@@ -63,6 +63,7 @@ class ViewShare(WholeShare):
     def __init__(self, rows: Share) -> None:
         super().__init__()
         self.at_tape, self.batch = rows.at_tape, rows.batch
+        self.reads_gradients = rows.reads_gradients
         self._rows = rows
 
     @property
