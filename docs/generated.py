@@ -19,7 +19,7 @@ from unittest import mock
 HERE = pathlib.Path(__file__).resolve().parent
 _PART = re.compile(r"(<!-- made of the code: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 COMMANDS = (
-    *("devices", "doctor", "launch", "jobs", "logs", "attach", "stop", "stacks"),
+    *("devices", "doctor", "launch", "compare", "jobs", "logs", "attach", "stop", "stacks"),
     *("plan", "report", "scaling", "init", "recipe", "tf-config"),
 )
 WINGS = ("strategies", "training", "launch", "devices", "parallel", "data", "models", "observe", "cluster", "errors")

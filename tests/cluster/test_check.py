@@ -184,7 +184,7 @@ def test_the_error_has_a_line_for_each_problem():
     with pytest.raises(ClusterError) as caught:
         parse(config({"worker": ["a", "b:0"]}, index=5), source="TF_CONFIG")
     lines = str(caught.value).splitlines()
-    assert lines[0] == "TF_CONFIG should describe a cluster, but it has 3 mistakes. To correct:"
+    assert lines[0] == "read a cluster from TF_CONFIG, but it has 3 mistakes. Correct these:"
     assert [line.split(":")[0] for line in lines[1:]] == ["  cluster.worker[0]", "  cluster.worker[1]", "  task.index"]
     assert not str(caught.value).endswith("..")
 

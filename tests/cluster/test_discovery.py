@@ -89,7 +89,7 @@ def test_an_empty_tf_config_lets_the_launcher_speak():
 
 @pytest.mark.parametrize("text", ['{"task": {"type": "worker", "index": 0}}', '{"cluster": {}}', "[]", "x"])
 def test_a_tf_config_that_says_something_else_is_an_error(text):
-    with pytest.raises(ClusterError, match="TF_CONFIG should describe a cluster"):
+    with pytest.raises(ClusterError, match="read a cluster from TF_CONFIG"):
         discover({"TF_CONFIG": text, **SLURM})
 
 

@@ -2,7 +2,8 @@
 
     python real_models.py STRATEGY REPLICAS OUT.npz [MODEL ...]
 
-STRATEGY is one of `create`'s names, or one of `train.SERVED`. Noise comes with the data here.
+STRATEGY is one of `create`'s names, or one of `train.SERVED`. They draw as their authors have them draw: dropout,
+augmentation, the noise of a VAE, of GANs and of a diffusion model.
 """
 
 import contextlib
@@ -30,7 +31,6 @@ IMAGES = rng.uniform(size=(EXAMPLES, 16, 16, 3)).astype("float32")
 LABELS = rng.integers(0, 4, size=EXAMPLES)
 TOKENS = rng.integers(1, 50, size=(EXAMPLES, 12)) * (np.arange(12) < rng.integers(3, 13, size=(EXAMPLES, 1)))
 SERIES = rng.normal(size=(EXAMPLES, 20, 3)).astype("float32")
-NOISE = rng.normal(size=(EXAMPLES, 8)).astype("float32")
 
 
 def classifier(inputs, outputs, optimizer, **more):
@@ -43,12 +43,12 @@ def classifier(inputs, outputs, optimizer, **more):
 def cnn():
     keras.config.set_dtype_policy("float64")  # In float32 a last digit may decide which pixel is the largest.
     inputs = keras.Input((16, 16, 3))
-    x = inputs
+    x = layers.RandomRotation(0.1)(layers.RandomFlip("horizontal")(inputs))
     for filters in (8, 16):
         x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
         x = layers.BatchNormalization()(x)
-        x = layers.MaxPooling2D()(layers.ReLU()(x))
-    outputs = layers.Dense(4)(layers.GlobalAveragePooling2D()(x))
+        x = layers.SpatialDropout2D(0.1)(layers.MaxPooling2D()(layers.ReLU()(x)))
+    outputs = layers.Dense(4)(layers.Dropout(0.3)(layers.GlobalAveragePooling2D()(x)))
     model = classifier(inputs, outputs, keras.optimizers.SGD(0.02, momentum=0.9))
     keras.config.set_dtype_policy("float32")
     return model
@@ -80,9 +80,28 @@ class TokensAndPositions(layers.Layer):
 
 
 def block(x, width):
-    attended = layers.MultiHeadAttention(2, width // 2)(x, x)
-    x = layers.LayerNormalization()(x + attended)
-    return layers.LayerNormalization()(x + layers.Dense(width)(layers.Dense(2 * width, activation="relu")(x)))
+    attended = layers.MultiHeadAttention(2, width // 2, dropout=0.1)(x, x)
+    x = layers.LayerNormalization()(x + layers.Dropout(0.1)(attended))
+    inner = layers.Dropout(0.1)(layers.Dense(width)(layers.Dense(2 * width, activation="relu")(x)))
+    return layers.LayerNormalization()(x + inner)
+
+
+class Patches(layers.Layer):
+    def __init__(self, size, width):
+        super().__init__()
+        self.size, self.project = size, layers.Dense(width)
+
+    def call(self, images):
+        patches = ops.image.extract_patches(images, self.size)
+        return self.project(ops.reshape(patches, (ops.shape(images)[0], -1, patches.shape[-1])))
+
+
+def vision_transformer():
+    inputs = keras.Input((16, 16, 3))
+    x = Patches(4, 16)(layers.RandomTranslation(0.1, 0.1)(inputs))
+    x = x + layers.Embedding(16, 16)(ops.arange(0, 16))
+    x = layers.Dropout(0.2)(layers.GlobalAveragePooling1D()(block(block(x, 16), 16)))
+    return classifier(inputs, layers.Dense(4)(x), keras.optimizers.SGD(0.05, momentum=0.9))
 
 
 def text_transformer():
@@ -94,7 +113,7 @@ def text_transformer():
 def tagger():
     """A class for each word: the loss is masked."""
     inputs = keras.Input((12,), dtype="int32")
-    x = layers.LSTM(8, return_sequences=True)(layers.Embedding(50, 8, mask_zero=True)(inputs))
+    x = layers.LSTM(8, return_sequences=True, dropout=0.2)(layers.Embedding(50, 8, mask_zero=True)(inputs))
     return classifier(inputs, layers.Dense(4)(x), keras.optimizers.Adam(1e-2))
 
 
@@ -129,6 +148,7 @@ class Vae(keras.Model):
             [keras.Input((16, 16, 3)), layers.Flatten(), layers.Dense(16, "relu"), layers.Dense(16)]
         )
         self.decoder = keras.Sequential([keras.Input((8,)), layers.Dense(768, "sigmoid"), layers.Reshape((16, 16, 3))])
+        self.seed = keras.random.SeedGenerator(3)
         self.totals = [keras.metrics.Mean(name=name) for name in ("loss", "reconstruction_loss", "kl_loss")]
 
     @property
@@ -136,9 +156,10 @@ class Vae(keras.Model):
         return self.totals
 
     def train_step(self, data):
-        images, noise = data[0]
+        images = data[0]
         with tf.GradientTape() as tape:
             mean, log_variance = ops.split(self.encoder(images), 2, axis=1)
+            noise = keras.random.normal(ops.shape(mean), seed=self.seed)
             pictures = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
             reconstruction = ops.mean(ops.sum(keras.losses.binary_crossentropy(images, pictures), axis=(1, 2)))
             kl = ops.mean(ops.sum(-0.5 * (1 + log_variance - ops.square(mean) - ops.exp(log_variance)), axis=1))
@@ -149,9 +170,8 @@ class Vae(keras.Model):
             metric.update_state(value, sample_weight=ops.shape(images)[0])
         return {metric.name: metric.result() for metric in self.totals}
 
-    def call(self, inputs):
-        images, noise = inputs
-        return self.decoder(ops.split(self.encoder(images), 2, axis=1)[0] + 0 * noise)
+    def call(self, images):
+        return self.decoder(ops.split(self.encoder(images), 2, axis=1)[0])
 
 
 def vae():
@@ -184,14 +204,15 @@ class Gan(keras.Model):
         return [self.d_metric, self.g_metric]
 
     def train_step(self, data):
-        real, noise = data[0]
-        fake = self.generator(noise)
+        real = data[0]
         rows = ops.shape(real)[0]
+        fake = self.generator(keras.random.normal((rows, 8)))
         labels = ops.concatenate([ops.zeros((rows, 1)), ops.ones((rows, 1))], axis=0)
         with tf.GradientTape() as tape:
             d_loss = self.loss_fn(labels, self.discriminator(ops.concatenate([real, fake], axis=0)))
         self.step(self.d_optimizer, tape, d_loss, self.discriminator)
         with tf.GradientTape() as tape:
+            noise = keras.random.normal((rows, 8))
             g_loss = self.loss_fn(ops.zeros((rows, 1)), self.discriminator(self.generator(noise)))
         self.step(self.g_optimizer, tape, g_loss, self.generator)
         return self.report(d_loss, g_loss, rows)
@@ -205,8 +226,9 @@ class Gan(keras.Model):
         self.g_metric.update_state(g_loss, sample_weight=rows)
         return {"d_loss": self.d_metric.result(), "loss": self.g_metric.result()}
 
-    def call(self, inputs):
-        return self.discriminator(inputs[0]) + 0 * self.discriminator(self.generator(inputs[1]))
+    def call(self, images):
+        noise = ops.mean(images, axis=(1, 2)) @ ops.ones((3, 8))
+        return self.discriminator(images) + 0 * self.discriminator(self.generator(noise))
 
 
 def dcgan():
@@ -219,13 +241,13 @@ def dcgan():
 
 class WassersteinGan(Gan):
     def train_step(self, data):
-        real, noise = data[0]
+        real = data[0]
         rows = ops.shape(real)[0]
-        for number in (1, 2):
+        for _ in range(2):
             with tf.GradientTape() as tape:
-                fake = self.generator(noise * number)
+                fake = self.generator(keras.random.normal((rows, 8)))
                 cost = ops.mean(self.discriminator(fake)) - ops.mean(self.discriminator(real))
-                between = real + 0.3 * number * (fake - real)
+                between = real + keras.random.uniform((rows, 1, 1, 1)) * (fake - real)
                 with tf.GradientTape() as inner:
                     inner.watch(between)
                     judged = self.discriminator(between)
@@ -233,7 +255,7 @@ class WassersteinGan(Gan):
                 d_loss = cost + 10.0 * ops.mean(ops.square(slopes - 1.0))
             self.step(self.d_optimizer, tape, d_loss, self.discriminator)
         with tf.GradientTape() as tape:
-            g_loss = -ops.mean(self.discriminator(self.generator(noise)))
+            g_loss = -ops.mean(self.discriminator(self.generator(keras.random.normal((rows, 8)))))
         self.step(self.g_optimizer, tape, g_loss, self.generator)
         return self.report(d_loss, g_loss, rows)
 
@@ -241,6 +263,50 @@ class WassersteinGan(Gan):
 def wgan_gp():
     model = WassersteinGan()
     model.compile(keras.optimizers.Adam(1e-4, beta_1=0.5), keras.optimizers.SGD(1e-3))
+    return model
+
+
+class Diffusion(keras.Model):
+    """Denoises by a network, and keeps another whose weights are averages; draws times and noise for each picture."""
+
+    def __init__(self):
+        super().__init__()
+        noisy, variance = keras.Input((16, 16, 3)), keras.Input((1, 1, 1))
+        x = layers.Concatenate()([layers.Conv2D(8, 1)(noisy), layers.UpSampling2D(16)(variance)])
+        x = layers.Conv2D(8, 3, padding="same", activation="swish")(layers.BatchNormalization(scale=False)(x))
+        self.network = keras.Model([noisy, variance], layers.Conv2D(3, 1, kernel_initializer="zeros")(x))
+        self.averages = keras.models.clone_model(self.network)
+        self.totals = [keras.metrics.Mean(name=name) for name in ("loss", "image_loss")]
+
+    @property
+    def metrics(self):
+        return self.totals
+
+    def train_step(self, data):
+        images = 2.0 * data[0] - 1.0
+        rows = ops.shape(images)[0]
+        noise, times = keras.random.normal(ops.shape(images)), keras.random.uniform((rows, 1, 1, 1))
+        signal, rate = ops.cos(0.3 + times), ops.sin(0.3 + times)
+        with tf.GradientTape() as tape:
+            found = self.network([signal * images + rate * noise, rate**2], training=True)
+            loss = self.loss(noise, found)
+        gradients = tape.gradient(loss, self.network.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.network.trainable_weights, strict=True))
+        image_loss = self.loss(images, (signal * images + rate * (noise - found)) / signal)
+        for metric, value in zip(self.totals, (loss, image_loss), strict=True):
+            metric.update_state(value, sample_weight=rows)
+        for average, weight in zip(self.averages.weights, self.network.weights, strict=True):
+            average.assign(0.9 * average + 0.1 * weight)
+        return {metric.name: metric.result() for metric in self.totals}
+
+    def call(self, images):
+        return self.averages([images, ops.mean(images, axis=(1, 2, 3), keepdims=True)])
+
+
+def diffusion():
+    model = Diffusion()
+    # Adam divides by the size of gradients, of which some are zero but for rounding: those before a normalisation.
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), keras.losses.MeanAbsoluteError())
     return model
 
 
@@ -279,15 +345,17 @@ PIXELS = (IMAGES.mean(axis=-1) * 4).astype(int)
 TAGS = TOKENS % 4
 RATINGS = (np.sin(TOKENS[:, :1]) + np.cos(TOKENS[:, 1:2])).astype("float32")
 MODELS = {
-    "cnn with synchronized BN": (cnn, (IMAGES, LABELS)),
+    "cnn, augmented and normalised": (cnn, (IMAGES, LABELS)),
     "text transformer, masked": (text_transformer, (TOKENS, LABELS)),
     "tagger, masked loss": (tagger, (TOKENS, TAGS)),
     "time series transformer": (series_transformer, (SERIES, LABELS)),
     "LSTM on dicts": (lstm_on_dicts, ({"text": TOKENS, "series": SERIES}, LABELS)),
     "autoencoder": (autoencoder, (IMAGES, IMAGES)),
-    "VAE with its own train_step": (vae, ((IMAGES, NOISE),)),
-    "DCGAN": (dcgan, ((IMAGES, NOISE),)),
-    "WGAN-GP": (wgan_gp, ((IMAGES, NOISE),)),
+    "vision transformer": (vision_transformer, (IMAGES, LABELS)),
+    "VAE with its own train_step": (vae, (IMAGES,)),
+    "DCGAN": (dcgan, (IMAGES,)),
+    "WGAN-GP": (wgan_gp, (IMAGES,)),
+    "diffusion": (diffusion, (IMAGES,)),
     "recommender": (recommender, ({"user": TOKENS[:, 0], "item": TOKENS[:, 1]}, RATINGS)),
     "U-Net": (unet, (IMAGES, PIXELS)),
     "mixed_float16, an overflow": (

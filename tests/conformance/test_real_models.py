@@ -20,7 +20,10 @@ FLOAT16 = ("mixed_float16, an overflow", "mixed_bfloat16")
 FREE = tuple(name for name in real_models.MODELS if name != "accumulating, clipped, averaged")
 # A round applies the gradients of one optimizer, and adds those of a row before Adam squares them, where Keras squares
 # each lookup's by itself on one device.
-ROUNDS = ("time series transformer", "U-Net", "mixed_float16, an overflow", "accumulating, clipped, averaged")
+ROUNDS = (
+    "time series transformer", "vision transformer", "U-Net", "mixed_float16, an overflow",
+    "accumulating, clipped, averaged",
+)  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1300)]
 
 

@@ -112,8 +112,8 @@ def test_the_first_page_counts_the_cells_of_the_table():
     counts = collections.Counter(row[column].partition(":")[0] for row in rows for column in columns)
     same, works, refused = (counts[word] for word in ("same numbers", "works", "refused"))
     said = (
-        f"of {len(columns) * len(rows)} combinations, {same} have the same numbers, {works} work with other numbers "
-        f"(asynchronous updates), {refused} are refused"
+        f"of the {len(columns) * len(rows)} pairs, {same} have the same numbers. {works} have other numbers, "
+        f"because updates are asynchronous. {refused} end in an error"
     )
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{len(rows)} things that Keras users do" in text

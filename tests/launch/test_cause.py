@@ -106,7 +106,9 @@ def test_one_that_was_ended_after_its_script_failed_keeps_the_scripts_exit_code(
         each.asked_to_end = True
         each.take(ended(signalled))
     found = state.failed_first(first, [first, other])
-    assert "worker:0 failed first: it had failed with exit code 7, went on in its thread uploads, and was" in str(found)
+    assert "worker:0 failed first: it failed with exit code 7, kept running in its thread uploads, and was" in str(
+        found
+    )
     assert found.exit_code == 7
 
 

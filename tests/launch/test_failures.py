@@ -106,7 +106,10 @@ time.sleep(1000)
     flags = ("--stall_timeout=0", "--grace=1")
     code, _, err, _ = launcher.run("--workers=2", *flags, body=body)
     assert code == 1
-    assert "worker:1 failed first: it had failed with exit code 1, went on in its thread uploads, and was ended" in err
+    assert (
+        "worker:1 failed first: it failed with exit code 1, kept running in its thread uploads, and was then ended"
+        in err
+    )
     assert "ValueError: the reason" in err
     assert launcher.nothing_left(within=1) is True
 

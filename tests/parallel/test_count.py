@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import batteries
 import keras
 import pytest
 import tensorflow as tf
@@ -160,9 +161,7 @@ PUBLISHED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "MobileNetV2" else pytest.mark.long) for name in PUBLISHED]
-)
+@pytest.mark.parametrize("name", batteries.rows(PUBLISHED, "MobileNetV2"))
 def test_totals_are_those_of_published_tables(name):
     found = costs(getattr(keras.applications, name)(weights=None))
     weights, multiply_adds = PUBLISHED[name]

@@ -1,5 +1,6 @@
 """Layers that are split over replicas: the numbers of plain layers on one device, whatever else a layer has."""
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -78,9 +79,7 @@ def alone(optimizer=None, **extra):
 @pytest.mark.smoke
 @pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "shards"), [pytest.param(2, None, marks=pytest.mark.long), (3, None), (4, 2)])
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if kind == "a pair" else pytest.mark.long) for kind in NETWORKS]
-)
+@pytest.mark.parametrize("kind", batteries.rows(NETWORKS, "a pair"))
 def test_the_numbers_are_those_of_plain_layers(four_devices, kind, replicas, shards):
     mirrored = strategies.create("mirrored", devices=four_devices[:replicas], shards=shards)
     same(trained(mirrored, **NETWORKS[kind]), alone())
@@ -107,9 +106,7 @@ MACHINES = {"replicated": (2, None, {}), "split": (2, None, PAIR), "split in gro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "machine", ["split", *(pytest.param(m, marks=pytest.mark.long) for m in ("replicated", "split in groups"))]
-)
+@pytest.mark.parametrize("machine", batteries.rows(["split", "replicated", "split in groups"], "split"))
 @pytest.mark.parametrize(
     "optimizer",
     [pytest.param(name, marks=[] if "accumulating, dec" in name else pytest.mark.long) for name in OPTIMIZERS],

@@ -1,5 +1,6 @@
 """Attention, projections and tables whose heads, axes and rows are sharded: the numbers of Keras's own layers."""
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -177,9 +178,7 @@ def test_in_16_bits_losses_are_near(four_devices, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "series" else pytest.mark.long) for name in NETWORKS]
-)
+@pytest.mark.parametrize("name", batteries.rows(NETWORKS, "series"))
 def test_a_saved_model_is_whole_and_built_with_the_weights_of_keras_own(four_devices, tmp_path, name):
     build, how, data = NETWORKS[name]
     models = []

@@ -74,6 +74,58 @@ def test_a_mistake_in_a_step_is_shown_as_on_one_device(four_devices, kind, metho
     assert ("no such column" in caplog.text) == (kind is Neither)
 
 
+class NeedsValues(keras.Model):
+    """As in a debugger: Python looks at values, and the first of them decides nothing."""
+
+    def __init__(self, shows=lambda _: None):
+        super().__init__()
+        self.body, self.head = keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)
+        self.normalise, self.shows = keras.layers.BatchNormalization(), shows
+
+    def call(self, x, training=False):
+        x = self.normalise(self.body(x), training=training)
+        self.shows(float(tf.reduce_max(x)))
+        return self.head(x)
+
+
+class NeedsThemInItsStep(NeedsValues):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [NeedsValues, NeedsThemInItsStep])
+def test_a_model_that_is_run_eagerly_may_look_at_values(four_devices, kind):
+    seen = []
+    for strategy in (tf.distribute.get_strategy(), strategies.create("mirrored", devices=four_devices[:2])):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = kind()
+            metrics = ["mae"] if kind is NeedsValues else None
+            model.compile(keras.optimizers.Adam(0.01), "mse", metrics=metrics, run_eagerly=True)
+        history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+        seen.append(np.concatenate([*history.values(), *map(np.ravel, model.get_weights())]))
+    np.testing.assert_allclose(*seen, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_what_can_be_called_neither_way_is_said(four_devices, caplog):
+    def fails(_):
+        raise ValueError("no such file")
+
+    with strategies.create("mirrored", devices=four_devices[:2]).scope():
+        model = NeedsValues(fails)
+        model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(RuntimeError, match="float"):
+        model.fit(X, Y, verbose=0)
+    assert "Call the layers on a batch in strategy.scope()" in caplog.text
+    assert "no such file" in caplog.text
+
+
 class TwoStreams(keras.Model):
     """Trains on pairs of batches with an optimizer of its own, and is tested on single batches."""
 

@@ -84,7 +84,7 @@ def trained(strategy, model, *, epochs=4):
     return losses, model.get_weights()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_gradient_of_no_higher_rank_is_sent_whole(four_devices):
     def once(gradients):
         keras.utils.set_random_seed(3)
@@ -100,7 +100,7 @@ def test_a_gradient_of_no_higher_rank_is_sent_whole(four_devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state_of", ["replicated", "sharded"])
+@pytest.mark.parametrize("state_of", [pytest.param("replicated", marks=pytest.mark.long), "sharded"])
 def test_it_trains_beside_a_clip_in_16_bits(four_devices, state_of):
     def losses(gradients):
         keras.utils.set_random_seed(3)

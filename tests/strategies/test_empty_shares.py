@@ -1,5 +1,6 @@
 """Batches with fewer examples than replicas are one device's: a replica without examples counts for nothing."""
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -188,9 +189,7 @@ class Outputs(keras.Model):
         }
 
 
-@pytest.mark.parametrize(
-    ("examples", "batch"), [(9, 4), *(pytest.param(*each, marks=pytest.mark.long) for each in ((1, 4), (8, 8)))]
-)
+@pytest.mark.parametrize(("examples", "batch"), batteries.rows([(9, 4), (1, 4), (8, 8)], (9, 4)))
 def test_what_is_not_by_example_is_predicted_once(examples, batch, four_devices):
     def predicted(strategy):
         keras.utils.set_random_seed(1)

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -301,9 +302,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "optimizer", [pytest.param(name, marks=[] if name == "accumulating" else pytest.mark.long) for name in OPTIMIZERS]
-)
+@pytest.mark.parametrize("optimizer", batteries.rows(OPTIMIZERS, "accumulating"))
 @pytest.mark.parametrize(
     "outer",
     [pytest.param({}, marks=pytest.mark.long), {"outer_rate": 0.7, "outer_momentum": 0.9}],

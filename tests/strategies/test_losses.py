@@ -1,5 +1,6 @@
 """Losses, reports and gradients of shares of a batch, which are to be those of the whole batch."""
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -73,12 +74,8 @@ CASES = {
 }
 
 
-# What they have of their own is in other rows, too.
-LONG = ("plain", "weighted", "divided by weights", "masked", "masked, and weighted", "one number, masked")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.long] if c in LONG else []) for c in CASES])
+@pytest.mark.parametrize("case", batteries.rows(CASES, ["one number, weighted", "masked, divided by weights"]))
 def test_each_step_reports_and_learns_what_one_device_does(four_devices, case):
     one, weights = seen(tf.distribute.get_strategy(), *CASES[case])
     logs, others = seen(strategies.create("mirrored", devices=four_devices[:3]), *CASES[case])

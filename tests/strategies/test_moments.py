@@ -2,6 +2,7 @@
 
 import logging
 
+import batteries
 import keras
 import numpy as np
 import processes
@@ -160,12 +161,7 @@ MODELS = {
 }
 
 
-IN_CI_TOO = ("behind a mask", "far from zero", "of half of the batch")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if each in IN_CI_TOO else pytest.mark.long) for each in MODELS]
-)
+@pytest.mark.parametrize("name", batteries.rows(MODELS, ["behind a mask", "of half of the batch"]))
 def test_such_a_layer_is_one_devices(four_devices, name):
     build, x = MODELS[name]
     found, wanted = trained(build, x, mirrored(four_devices, 3))[1], trained(build, x)[1]

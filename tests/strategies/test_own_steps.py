@@ -2,6 +2,7 @@
 
 import traceback
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -77,7 +78,13 @@ def trained(strategy, loss_of, optimizer=lambda: keras.optimizers.SGD(0.002), **
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    batteries.rows(
+        CASES,
+        ["TensorFlow's average, and what it scales", "a masked mean", "what layers add", "an activity regularizer"],
+    ),
+)
 def test_a_loss_is_that_of_the_whole_batch(four_devices, case, request):
     loss_of, how = CASES[case]
     if "regularizer" in how:
@@ -288,7 +295,7 @@ class Asks(Own):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ASKED)
+@pytest.mark.parametrize("case", batteries.rows(ASKED, "itself"))
 def test_a_step_that_asks_for_the_size_of_its_batch_runs_as_it_was_looked_at(four_devices, case):
     def weights(strategy):
         keras.utils.set_random_seed(1)

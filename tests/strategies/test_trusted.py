@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -272,7 +273,7 @@ MIXED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["LSTM", *(pytest.param(name, marks=pytest.mark.long) for name in [*MIXED][:-1])])
+@pytest.mark.parametrize("name", batteries.rows(MIXED, "LSTM"))
 def test_a_function_of_a_scripts_in_keras_s_layer_has_one_devices_numbers(four_devices, name):
     def trained(strategy):
         keras.utils.set_random_seed(1)

@@ -2,6 +2,7 @@
 
 import logging
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -317,9 +318,6 @@ MIXING = {
 }
 
 
-IN_CI_TOO = ("balance of experts", "initialised by data", "operations of the model's", "layers in a loop")
-
-
 def fitted(strategy, make):
     keras.utils.set_random_seed(1)
     with strategy.scope():
@@ -337,7 +335,7 @@ def fitted(strategy, make):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in IN_CI_TOO else pytest.mark.long) for n in MIXING],
+    batteries.rows(MIXING, ["initialised by data", "operations of the model's", "layers in a loop"]),
 )
 def test_a_layer_that_mixes_rows_is_one_devices(four_devices, name):
     one = fitted(strategies.create("one_device", devices=four_devices[:1]), MIXING[name])
@@ -425,7 +423,7 @@ class Partly(keras.Model):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("regularizers_are_means")
-@pytest.mark.parametrize("part", ["half", *(pytest.param(each, marks=pytest.mark.long) for each in [*PARTS][1:])])
+@pytest.mark.parametrize("part", batteries.rows(PARTS, "half"))
 def test_a_part_of_the_batch_counts_by_its_own_rows(four_devices, part):
     def trained(strategy):
         keras.utils.set_random_seed(3)

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -126,11 +127,8 @@ CASES = {
 }
 
 
-FIRST = ["a conv net", "mixed_float16"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*FIRST, *(pytest.param(c, marks=pytest.mark.long) for c in CASES if c not in FIRST)])
+@pytest.mark.parametrize("case", batteries.rows(CASES, "mixed_float16"))
 def test_the_numbers_are_one_devices(four_devices, case):
     build, how = CASES[case]
     (_, one), (model, many) = trained(build, **how), trained(build, two(four_devices), jit=True, **how)
@@ -150,9 +148,7 @@ OPTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "way", ["local steps, a scaled loss", *(pytest.param(w, marks=pytest.mark.long) for w in list(OPTIONS)[1:])]
-)
+@pytest.mark.parametrize("way", batteries.rows(OPTIONS, "local steps, a scaled loss"))
 def test_options_of_the_strategy_hold(four_devices, way):
     optimizer, options = OPTIONS[way]
     plain, with_xla = (
@@ -197,7 +193,7 @@ def dice(labels, predictions):
     return 1.0 - 2.0 * tf.reduce_sum(labels * predictions) / tf.reduce_sum(labels + predictions)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loss_of_the_whole_batch_leaves_layers_compiled(four_devices, caplog):
     how = {"loss": dice, "metrics": None}
     (_, one), (model, many) = trained(dense, **how), trained(dense, two(four_devices), jit=True, **how)

@@ -129,7 +129,7 @@ def test_a_saved_model_goes_on_with_its_state_elsewhere(four_devices, tmp_path):
             assert np.array_equal(mine, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_gradient_may_have_a_shape_that_is_not_known(four_devices):
     """As of a layer that is applied to each word of a sentence, in sentences of any length."""
 

@@ -250,7 +250,11 @@ def test_a_length_that_something_else_has_changed_is_said(tmp_path, four_devices
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize(
     ("kind", "steps", "made"),
-    [("unknown length", None, [5, 10, 15]), ("endless", 5, [6, 12, 18]), ("tensors", 8, [5, 10, 15])],
+    [
+        ("unknown length", None, [5, 10, 15]),
+        pytest.param("endless", 5, [6, 12, 18], marks=pytest.mark.long),
+        pytest.param("tensors", 8, [5, 10, 15], marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_steps_that_are_made_at_once_are_counted_as_they_were_made(tmp_path, four_devices, kind, steps, made, replicas):

@@ -56,7 +56,7 @@ def trained(folder, strategy, *, resume=False, stop=0, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("stop", [7, pytest.param(10, marks=pytest.mark.long)])
 def test_a_loop_goes_on_to_the_bit(tmp_path, four_devices, replicas, stop):
     def strategy():

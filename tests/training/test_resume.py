@@ -392,7 +392,7 @@ def test_without_a_global_generator_there_is_none_to_keep(monkeypatch):
     restore_random(state)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_statistics_of_which_each_replica_has_its_own_go_on_where_they_were(tmp_path, four_devices):
     """BatchNormalization's, in the middle of an epoch: they are averaged at its end."""
 

@@ -23,6 +23,7 @@ _COMMANDS = {
     "devices": ("devices:", "show GPUs, who uses them, and what TensorFlow would call them"),
     "doctor": ("observe:Doctor", "find what keeps TensorFlow from training here, and print the fix"),
     "launch": ("launch:", "start a script in several processes, watch them, end them together"),
+    "compare": ("compare:", "compare a script's first steps on several devices with the same on one"),
     "jobs": ("jobs:Jobs", "list the jobs that you have launched, and how they are"),
     "logs": ("jobs:Logs", "show what the tasks of a job have written"),
     "attach": ("jobs:Attach", "watch a job that runs"),

@@ -317,8 +317,8 @@ def _show_plan(plan: Plan) -> None:
     total = f"{weights:,} weights" + (f" and {state:,} that aren't trained" if state else "")
     console.print(f"In all {total}; {_count(products)} multiply-adds forward for one example.", highlight=False)
     words = [
-        "Sharded layers are split by outputs (units, filters) or inputs, heads, or a table's rows or columns; "
-        "kept: the next layer takes the shards.",
+        "How a sharded layer is split: by its outputs (units, filters), its inputs, its heads, or a table's rows or "
+        "columns. Kept: its output stays split, because the next layer takes it so.",
         "Mop: million operations of a training step for one example; activ.: elements of the output for one example;",
         "received: bytes that a replica receives in a step.",
         *([f"Layers without weights, {rest} of them, are left out."] if rest else []),

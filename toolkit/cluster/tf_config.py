@@ -70,9 +70,9 @@ def _refusal(source: str, problems: Sequence[Problem]) -> ClusterError:
         lines.append(f"And {len(problems) - _LISTED:,} more; `toolkit tf-config check` lists them all.")
     count = "one mistake" if len(problems) == 1 else f"{len(problems):,} mistakes"
     return ClusterError(
-        asked=f"{source} should describe a cluster",
+        asked=f"read a cluster from {source}",
         found=f"it has {count}",
-        remedy="\n  ".join(["To correct:", *lines]).removesuffix("."),
+        remedy="\n  ".join(["Correct these:" if len(problems) > 1 else "Correct this:", *lines]).removesuffix("."),
     )
 
 

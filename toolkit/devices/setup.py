@@ -229,6 +229,7 @@ class Setup:
 
 
 _done: tuple[DeviceRequest, Setup, str] | None = None
+_kept = False  # Whether what was configured stays, whatever a script asks for.
 
 
 def configure(**arguments: Any) -> Setup:
@@ -259,7 +260,7 @@ def configure(**arguments: Any) -> Setup:
     global _done
     request = DeviceRequest(**arguments)
     if _done is not None:
-        if _done[0] == request:
+        if _kept or _done[0] == request:
             return _done[1]
         raise DeviceError(
             asked=f"devices.configure({_differences(_done[0], request)}) changes the devices",
@@ -269,6 +270,18 @@ def configure(**arguments: Any) -> Setup:
     setup = _apply(request, _inventory.take())
     caller = sys._getframe(1)
     _done = (request, setup, f"{caller.f_code.co_filename}:{caller.f_lineno}")
+    return setup
+
+
+def configure_for_script(**arguments: Any) -> Setup:
+    """Configures the devices for a script that is about to run: what it asks of `configure` then changes nothing.
+
+    Args:
+        **arguments: As of `configure`, which says what is returned and raised.
+    """
+    global _kept
+    setup = configure(**arguments)
+    _kept = True
     return setup
 
 

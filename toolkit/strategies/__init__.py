@@ -12,6 +12,7 @@ variables     the variables and optimizers of a model, and those that were made 
 upstream      what is relied upon of Keras and TensorFlow
 processes     what processes that train together agree on, and how they begin and end together
 step          one step's numbers: shares of the batch, losses, gradients, logs
+check         a second opinion: the first step, compared with one device's
 fit           what Keras's `fit`, callbacks and saving need, and the list of what is wrapped
 mirrored      a replica on each device of this machine, gradients all-reduced
 parameter_servers  variables on parameter servers, and steps dispatched to workers, each applied once

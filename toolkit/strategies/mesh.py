@@ -2,12 +2,21 @@
 
 Replica r is shard r mod `shards` of group r div `shards`. TensorFlow numbers a host's replicas one after another, so a
 group stays inside a host where a host has room for whole groups: what is chatty uses the fast link.
+
+How a variable lies on the mesh at rest, and how a step uses it, is its layout. Exchanges, optimizers, saving and
+comparing ask it:
+
+    replicated        each replica has all of it, and its gradient is the sum over all replicas
+    shard, by shard   a sharded layer's: each replica of a group computes with its own shard
+    flat, by shard    an optimizer's slots in parts (ZeRO stage 1): only the optimizer uses them
+    flat, whole       fully sharded weights: gathered to the whole wherever a step reads them
 """
 
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -43,6 +52,52 @@ class Mesh:
         if among is Among.GROUP:
             return list(range(group * self.shards, (group + 1) * self.shards))
         return list(range(shard, self.shards * self.groups, self.shards))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A variable's layout.
+
+    Attributes:
+        in_shards: Whether each replica has a shard. Its gradient is then that of the shard, and no other replica's.
+        axis: The axis along which the whole is cut; None for the whole laid out flat.
+        among: The replicas that have a shard each.
+        repeats: Whether the last shards are padded with the whole's last value in the place of zeros: an optimizer
+            such as Ftrl divides by it.
+        used_whole: Whether a step reads the whole. Whoever updates it is given the shard.
+    """
+
+    in_shards: bool = True
+    axis: int | None = None
+    among: Among = Among.GROUP
+    repeats: bool = False
+    used_whole: bool = False
+
+
+REPLICATED = Layout(in_shards=False)
+
+
+def layout_of(variable: Any) -> Layout:
+    """Returns the layout of a variable, of Keras or of TensorFlow."""
+    return getattr(variable, "laid_out", REPLICATED)
+
+
+def is_of_whole(gradient: Any, variable: Any) -> bool:
+    """Returns whether a gradient is that of the whole of a variable that steps use whole, and not of its shard.
+
+    Args:
+        gradient: A tensor or `tf.IndexedSlices`.
+        variable: Of Keras.
+    """
+    if not layout_of(variable).used_whole:
+        return False
+    shape = getattr(gradient, "shape", None) if not hasattr(gradient, "indices") else None
+    return shape is None or shape.rank is None or shape.as_list() != variable.shard_shape
+
+
+def any_in_shards(variables: Iterable[Any]) -> bool:
+    """Returns whether replicas have shards of one of some variables."""
+    return any(layout_of(each).in_shards for each in variables)
 
 
 def is_toolkit_strategy(strategy: tf.distribute.Strategy | None) -> bool:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 COMMUNICATIONS = ("auto", "nccl", "ring")  # How processes exchange tensors.
 DTYPES = ("float32", "float16", "bfloat16")
 COMPRESSIONS = ("none", "powersgd")
+WEIGHTS = ("replicated", "sharded")  # Whether each replica has all weights at rest.
 OPTIMIZER_STATES = ("replicated", "sharded")  # Whether each replica has all of an optimizer's slots.
+CHECKS = ("none", "first_step")  # When a step is compared with one device's.
 BATCH_STATISTICS = ("batch", "replica")  # By which BatchNormalization normalises in a step of `fit`.
 PLACEMENTS = ("round_robin", "balanced", "sharded")  # Of variables on parameter servers.
 _ATTRIBUTE = "_toolkit_options"
@@ -128,9 +130,12 @@ class Options:
         gradients: How replicas exchange gradients.
         local: How they train by themselves; None where they don't.
         optimizer_state: "replicated", or "sharded": each replica keeps its part of an optimizer's state.
-        shards: How many replicas hold one copy of sharded layers; None for all.
+        shards: How many replicas hold one copy of sharded layers, or of sharded weights; None for all.
+        weights: "replicated", or "sharded": each replica keeps its part of the weights, and of their slots.
         batch_statistics: "batch": BatchNormalization normalises the whole batch in a step of `fit`, and replicas
             exchange sums for it; "replica": each replica normalises its own share.
+        check: "first_step": the first step of each function of a model is also computed on one device and compared;
+            "none": it isn't.
 
     Raises:
         StrategyError: A value is of another kind, or out of its range.
@@ -140,7 +145,9 @@ class Options:
     local: LocalSteps | None = None
     optimizer_state: str = "replicated"
     shards: int | None = None
+    weights: str = "replicated"
     batch_statistics: str = "batch"
+    check: str = "none"
 
     def __post_init__(self) -> None:
         for name, kind, such in (
@@ -152,8 +159,10 @@ class Options:
                 raise _wrong(name, value, f"it must be a {kind.__name__}", f"{name}=toolkit.strategies.{such}")
         state = self.optimizer_state
         StrategyError.check_choice(state, OPTIMIZER_STATES, asked=f"optimizer_state={state!r}")
+        StrategyError.check_choice(self.weights, WEIGHTS, asked=f"weights={self.weights!r}")
         statistics = self.batch_statistics
         StrategyError.check_choice(statistics, BATCH_STATISTICS, asked=f"batch_statistics={statistics!r}")
+        StrategyError.check_choice(self.check, CHECKS, asked=f"check={self.check!r}")
 
 
 def set_options(strategy: "tf.distribute.Strategy", options: Options) -> None:
@@ -254,6 +263,7 @@ def check_together(options: Options) -> None:
             none,
             "Leave one of the two out",
         ),
+        (options.weights != "replicated", f"{with_what} weights='sharded'", none, "Leave one of the two out"),
         (exchange.compression != "none", f"{with_what} compressed gradients", none, "Leave one of the two out"),
         (
             exchange.dtype != "float32" and not local.start_step,
@@ -295,6 +305,12 @@ def check_served(options: Options) -> None:
             options.optimizer_state != "replicated",
             f"optimizer_state={options.optimizer_state!r} with parameter servers",
             "there the ps tasks hold an optimizer's state beside its variables",
+            "Leave it out, or give ParameterServerOptions(variables='sharded')",
+        ),
+        (
+            options.weights != "replicated",
+            f"weights={options.weights!r} with parameter servers",
+            "there the ps tasks hold the weights",
             "Leave it out, or give ParameterServerOptions(variables='sharded')",
         ),
         (

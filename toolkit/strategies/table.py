@@ -40,8 +40,10 @@ def create(
     communication: str = "auto",
     shards: int | None = None,
     optimizer_state: str = "replicated",
+    weights: str = "replicated",
     local: LocalSteps | None = None,
     batch_statistics: str = "batch",
+    check: str = "none",
 ) -> "tf.distribute.Strategy":
     """Makes a strategy. Build and compile the model under its `scope()`; `fit` stays Keras's own.
 
@@ -68,6 +70,10 @@ def create(
             whole layers.
         optimizer_state: "replicated", or "sharded", under mirrored and multi_worker: each replica then keeps only its
             part of the optimizer's slots for layers that every replica has (ZeRO stage 1, arXiv 1910.02054).
+        weights: "replicated", or "sharded", under mirrored and multi_worker: each replica then keeps only its part of
+            the trainable weights that layers make in the scope, of their gradients and of the optimizer's slots (ZeRO
+            stage 3). A layer of any class has its whole weights while it is called. Embeddings and weights of fewer
+            than 2,048 elements stay replicated. With `shards`, each such group of replicas keeps one copy.
         local: How replicas train by themselves and average every so many steps, under mirrored and multi_worker; None
             for an exchange of gradients in each step.
         batch_statistics: "batch": in a step of `fit`, BatchNormalization normalises the whole batch, as on one device,
@@ -75,13 +81,17 @@ def create(
             rounds of parameter servers, one worker computes each batch of such a model. "replica": each replica or
             worker normalises its own share, unless the layer has `synchronized=True`, and moving statistics are
             averaged at an epoch's end. That is faster, and has other numbers than one device.
+        check: "first_step": the first step of `fit`, `evaluate`, `predict` and their like is computed once more, on one
+            device, and every tensor of it compared; a difference that rounding doesn't explain raises. The script's
+            own numbers stay the same to the bit. It costs a trace and a few steps, and one device must hold the model
+            and the whole batch. "none": nothing is compared.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
 
     Raises:
         StrategyError: The name is unknown, Keras runs on another backend, or the strategy doesn't
-            fit the cluster.
+            fit the cluster. In a step: it differs from one device's.
         ClusterError: TF_CONFIG is wrong, or another task can't be met.
         RequestError: Keras or TensorFlow is another version than those this works with, and it makes a difference.
     """
@@ -91,8 +101,10 @@ def create(
         gradients=exchange,
         local=local,
         optimizer_state=optimizer_state,
+        weights=weights,
         shards=shards,
         batch_statistics=batch_statistics,
+        check=check,
     )
     check_together(options)
     _check_backend()
@@ -221,6 +233,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         - mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
           copy of a model with sharded layers, and how many times.
         - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
+        - weights: "sharded", only where each replica keeps a part of them.
         - batch_statistics: "replica", only where each replica normalises its own share of a batch.
         - compression: Such as "powersgd, rank 4"; only where gradients are compressed.
         - local_steps: The `LocalSteps`, by name; only where replicas train by themselves.
@@ -249,6 +262,8 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         if is_toolkit_strategy(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
             described["optimizer_state"] = options_of(strategy).optimizer_state
+            if (weights := options_of(strategy).weights) != "replicated":
+                described["weights"] = weights
             if (statistics := options_of(strategy).batch_statistics) != "batch":
                 described["batch_statistics"] = statistics
             if (local := options_of(strategy).local) is not None:
@@ -286,6 +301,8 @@ def _give_options(strategy: "tf.distribute.Strategy", options: Options) -> None:
     if strategy.num_replicas_in_sync == 1:
         asked = ["PowerSGD"] if options.gradients.compression != "none" else []
         asked += ["LocalSteps"] if options.local is not None else []
+        if options.check != "none":
+            _LOG.info("One replica trains: check=%r has nothing to compare", options.check)
         if asked:
             _LOG.warning("One replica trains, and exchanges nothing: %s has no effect", asked[0])
         return

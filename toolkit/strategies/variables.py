@@ -79,8 +79,8 @@ def recreate_in_scope(model: keras.Model) -> None:
     for each in layers_within(model):
         if isinstance(each, keras.Model) and each._distribute_strategy is None:
             each._distribute_strategy = strategy
-    others = [v for v in _keras_variables(model) if _is_outside(v._value, strategy)]
-    plain = list(_attributes(model, strategy))
+    others = [v for v in keras_variables(model) if _is_outside(v._value, strategy)]
+    plain = [each for each in tensorflow_variables(model) if _is_outside(each[2], strategy)]
     if others or plain or made_outside:
         # What was traced before belongs to no strategy.
         train_function.replace(model, train=None, test=None, predict=None)
@@ -148,17 +148,18 @@ def _move(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             each._distribution_strategy = strategy
 
 
-def _keras_variables(model: keras.Model) -> list[Any]:
+def keras_variables(model: keras.Model) -> list[Any]:
+    """Returns the Keras variables of a model, its metrics and its optimizers."""
     every = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
     every += [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     return list({id(each): each for each in every}.values())
 
 
-def _attributes(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[tuple[Any, str, Any]]:
+def tensorflow_variables(model: keras.Model) -> Iterator[tuple[Any, str, tf.Variable]]:
     """Yields each `tf.Variable` that is an attribute of a layer: the layer, the name, and the variable."""
     for layer in layers_within(model):
         for name, value in list(vars(layer).items()):
-            if _is_outside(value, strategy):
+            if isinstance(value, tf.Variable):
                 yield layer, name, value
 
 

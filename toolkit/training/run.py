@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit import cluster, devices, strategies
 from toolkit.errors import Diverged, RequestError, StoppedBySignal
+from toolkit.strategies.check import watching
 from toolkit.support import files, status
 from toolkit.support.goodput import Account
 from toolkit.support.signals import StopSignals
@@ -82,6 +83,8 @@ class Run:
         membership: "Membership | None" = None,
         chief: bool | None = None,
     ) -> None:
+        if (elsewhere := watching.run_directory()) is not None:  # The script's own runs stay as they are.
+            directory, resume = elsewhere, False
         recipe = recipe or {"default_worker": "ray"}.get(name := pathlib.Path(sys.argv[0]).stem, name) or "run"
         check_keep(keep)  # In every task, also those that keep none.
         if chief is None:

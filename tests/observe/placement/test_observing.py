@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import batteries
 import keras
 import numpy as np
 import processes
@@ -20,9 +21,7 @@ LINE = re.compile(r"\] ([\w/.-]+): \((\w+)\): (/job:\S+)$", re.MULTILINE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model", ["loop", *(pytest.param(each, marks=pytest.mark.long) for each in ("small_cnn", "placed"))]
-)
+@pytest.mark.parametrize("model", batteries.rows(["loop", "small_cnn", "placed"], "loop"))
 def test_the_report_agrees_with_the_placement_log_op_for_op(tmp_path, model):
     done = subprocess.run(
         [sys.executable, str(LOGGED), model, str(tmp_path / "seen.json")],

@@ -1,6 +1,7 @@
 """Trains a network on all available devices. Replace `data` and `build` by your own.
 
     python train.py                         # all GPUs of this machine, or one CPU
+    toolkit compare train.py                # the first steps on two devices, compared with one
     toolkit launch --workers=2 train.py     # two processes
     toolkit launch --on=ssh:a,b train.py    # two hosts
     sbatch job.sh                           # under Slurm

@@ -176,7 +176,7 @@ class TaskState:
             return "still runs"
         if self.ended_late:
             where = f" in its thread {self.threads}" if self.threads else ""
-            return f"had failed with exit code {self.code}, went on{where}, and was ended"
+            return f"failed with exit code {self.code}, kept running{where}, and was then ended"
         if self.code < 0:
             return f"was ended by {signals.name(-self.code)}"
         return f"ended with exit code {self.code}"

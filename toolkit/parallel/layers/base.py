@@ -26,7 +26,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.fit.adapt import adapt_replicas
-from toolkit.strategies.mesh import Among, mesh_of
+from toolkit.strategies.mesh import Among, Layout, mesh_of
 from toolkit.strategies.options import DTYPES
 from toolkit.strategies.step import collectives, share
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
@@ -100,7 +100,11 @@ class Sharded(Exchanging):
         adapt_replicas()
         with keras.name_scope(self.name, caller=self):
             variable = ReplicaShardedVariable(
-                kwargs["initializer"], kwargs["shape"], axis=axis, dtype=self.variable_dtype, name=kwargs["name"]
+                kwargs["initializer"],
+                kwargs["shape"],
+                layout=Layout(axis=axis),
+                dtype=self.variable_dtype,
+                name=kwargs["name"],
             )
         regularizer, constraint = kwargs.get("regularizer"), kwargs.get("constraint")
         variable.regularizer = regularizer and _ShardedRegularizer(regularizer)

@@ -145,7 +145,7 @@ class ShardedEinsumDense(Sharded, keras.layers.EinsumDense):
         x = tf.convert_to_tensor(inputs)
         size = self._kernel.shape[self._weights.index(self._letter)]
         if self.split == "inputs":
-            shard = self._kernel.shard_shape[self._kernel.axis]
+            shard = self._kernel.shard_shape[self._kernel.laid_out.axis or 0]
             return self._call_by_inputs(x, self._einsum, shard, _place(self._inputs, self._letter))
         for letter in self._weights:
             if letter in self._inputs:

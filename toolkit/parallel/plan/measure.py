@@ -22,6 +22,7 @@ from toolkit.parallel.plan.trace import Call, size_of, trace
 from toolkit.strategies import mesh
 from toolkit.strategies.context import this_step
 from toolkit.strategies.fit.adapt import adapt_replicas
+from toolkit.strategies.mesh import Layout
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes import agreement
 from toolkit.strategies.step import collectives
@@ -178,7 +179,7 @@ def _memory(clock: _Clock, optimizer: Any, slots: int, empty: float) -> float:
     fresh = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.01})
     if count > 1:
         adapt_replicas()
-        variable = ReplicaShardedVariable("zeros", [count * _UPDATED], axis=0, name="weights")
+        variable = ReplicaShardedVariable("zeros", [count * _UPDATED], layout=Layout(axis=0), name="weights")
     else:
         variable = keras.Variable("zeros", [_UPDATED], name="weights")
     exchange_gradients(fresh)

@@ -5,7 +5,7 @@ import tensorflow as tf
 from toolkit.strategies.fit import callbacks, models, recompute
 from toolkit.strategies.pipelines import announce
 from toolkit.strategies.processes.shared_files import save_checkpoint
-from toolkit.strategies.step import draws, optimizer, share, tape, train_step
+from toolkit.strategies.step import draws, optimizer, sharded_weights, share, tape, train_step
 from toolkit.strategies.upstream import private, replaced, table
 from toolkit.strategies.upstream.wrapping import add
 
@@ -30,6 +30,7 @@ def adapt_replicas() -> None:
     replaced.APPLY.answer(replicas=optimizer.apply)
     replaced.BUILD.answer(replicas=optimizer.build)
     replaced.GRADIENT.answer(replicas=tape.gradient)
+    replaced.TRACK.answer(replicas=sharded_weights.track)
     replaced.FUNCTION.answer(step=train_step.call_function)
     replaced.REDUCE.answer(replicas=share.reduced_values)
     adapt_draws()

@@ -25,6 +25,7 @@ from toolkit.strategies.batches import Part
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import trial
 from toolkit.strategies.step.moments import normalisations, normalises_batch
+from toolkit.strategies.step.sharded_weights import note_shards
 from toolkit.strategies.upstream.attributes import layers_below, layers_within
 from toolkit.strategies.variables import optimizers_of
 
@@ -50,6 +51,7 @@ def check(model: Any, batch: int | None) -> None:
         return
     if not vars(model).get(_NOTED):
         _note_statistics(model)
+    note_shards(model)
     if batch is not None:
         _check_states(model, batch, count)
 
@@ -127,10 +129,42 @@ def build(model: keras.Model, data: Any, *, trains: bool = True) -> None:
     # Keras builds by dense tensors alone.
     own = own or any(isinstance(leaf, tf.SparseTensorSpec) for leaf in tf.nest.flatten(data))
     with model.distribute_strategy.scope():
-        if own and getattr(model, "compiled", False):
-            _build_by_step(model, data, "train_step" if trains else "test_step")
-        else:
+        try:
+            if own and getattr(model, "compiled", False):
+                _build_by_step(model, data, "train_step" if trains else "test_step")
+            else:
+                model._symbolic_build(data_batch=data)
+        except Exception as error:
+            if not model.run_eagerly:
+                raise
+            try:
+                _build_by_values(model, data)
+            except Exception as by_values:  # The user's own code may raise anything.
+                _LOG.error(
+                    "Replicas can't create variables. To have them created before, %s was run on tensors without "
+                    "values, and then called on made-up ones: %r. Call the layers on a batch in strategy.scope()",
+                    model.name,
+                    by_values,
+                )
+                raise error from None
             model._symbolic_build(data_batch=data)
+
+
+def _build_by_values(model: keras.Model, data: Any) -> None:
+    """Calls a model that needs values, as one that is run eagerly may, on made-up ones; it changes no variable."""
+
+    def made_up(leaf: Any) -> Any:
+        if not isinstance(leaf, _SIZED) or isinstance(leaf, tf.SparseTensorSpec):
+            return leaf
+        fill = "" if leaf.dtype == tf.string else 1 if leaf.dtype.is_floating else 0
+        return tf.constant(fill, leaf.dtype, [1 if size is None else size for size in leaf.shape])
+
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(tf.nest.map_structure(made_up, data))
+    with keras.StatelessScope():
+        y_pred = model(x, training=False)
+    for each in (model._compile_metrics, model._compile_loss):
+        if each is not None and not each.built and y is not None:
+            each.build(y, y_pred)
 
 
 def _is_own(model: keras.Model, step: str) -> bool:
@@ -149,14 +183,8 @@ def _build_by_step(model: keras.Model, data: Any, step: str) -> None:
         try:
             model._symbolic_build(data_batch=data)
         except Exception as by_call:
-            if type(model).call is not keras.Model.call:
+            if type(model).call is not keras.Model.call and not model.run_eagerly:
                 _LOG.error("Calling the model fails, too: %r", by_call)
-            if model.run_eagerly:
-                _LOG.error(
-                    "%s was run on tensors without values, because replicas can't create variables. If it needs "
-                    "values, create them before: call the layers on a batch in strategy.scope()",
-                    step,
-                )
             raise by_step from None  # As one device shows it: with the line of the user's that raised it.
     unused.update(_unbuilt(model, step))
 

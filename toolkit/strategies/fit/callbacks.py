@@ -21,16 +21,12 @@ from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.fit.equality import WeightsWatch, average_statistics, check_equal_weights
 from toolkit.strategies.fit.models import prepare
+from toolkit.strategies.mesh import any_in_shards
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.step.local_steps import agree
 from toolkit.strategies.step.moments import may_differ
-from toolkit.strategies.step.sharded_variable import (
-    ReplicaShardedVariable,
-    drop_snapshots,
-    snapshots_of,
-    take_snapshots,
-)
+from toolkit.strategies.step.sharded_variable import drop_snapshots, snapshots_of, take_snapshots
 from toolkit.strategies.upstream.wrapping import extend, instead
 from toolkit.strategies.variables import variables_of
 
@@ -108,8 +104,10 @@ class FitCallbacks(keras.callbacks.CallbackList):
         self._quiet: list[tuple[Any, dict]] = []
         if self._dispatching is not None:
             self._dispatching.replace_functions(model)
-        if self._shared and model.built and any(isinstance(v, ReplicaShardedVariable) for v in model.variables):
+        if self._shared and model.built and any_in_shards(model.variables):
             _check_frequencies(self.callbacks, "the layers are sharded over processes, and gathered at its end")
+        if self._shared and options_of(strategy).weights == "sharded":
+            _check_frequencies(self.callbacks, "weights are sharded over processes, and gathered at its end")
         if self._shared and options_of(strategy).optimizer_state == "sharded":
             _check_frequencies(
                 self.callbacks, "the optimizer's state is sharded over processes, and gathered at its end"

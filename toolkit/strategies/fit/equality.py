@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.mesh import Among, mesh_of
+from toolkit.strategies.mesh import Among, layout_of, mesh_of
 from toolkit.strategies.processes.agreement import (
     difference,
     extremes,
@@ -26,7 +26,6 @@ from toolkit.strategies.processes.agreement import (
 from toolkit.strategies.step.exchanges import own_variables
 from toolkit.strategies.step.local_steps import agrees
 from toolkit.strategies.step.moments import normalisations, statistics_of
-from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.variables import variables_of
 
 _LOG = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ def check_equal_weights(model: keras.Model) -> None:
     statistics = (variable for layer in normalisations(model) for variable in statistics_of(layer))
     own = {id(each) for each in (*own_variables(model), *statistics)}
     for variable in (each for each in variables_of(model) if id(each) not in own):
-        (sharded if isinstance(variable, ReplicaShardedVariable) else variables).append(variable)
+        (sharded if layout_of(variable).in_shards else variables).append(variable)
     # By number: the counters in Keras's paths (`conv2d_3`) depend on what else a process has built.
     values = [tf.convert_to_tensor(variable) for variable in variables]
     sums = tf.stack([_sum_of_bits(value) for value in values]).numpy().tolist() if values else []
@@ -80,7 +79,7 @@ def check_equal_weights(model: keras.Model) -> None:
 def _that_differ_among_groups(strategy: tf.distribute.Strategy, variables: list) -> list[str]:
     """Returns the paths of sharded variables whose shards differ between groups."""
     mesh = mesh_of(strategy)
-    variables = [variable for variable in variables if variable.among is Among.GROUP]
+    variables = [variable for variable in variables if layout_of(variable).among is Among.GROUP]
     if mesh.groups == 1 or not variables:
         return []
     own = [_sum_of_bits(shard.value()) for variable in variables for shard in variable.shards]
@@ -239,7 +238,7 @@ def _weights(model: keras.Model) -> list[Any]:
     return [
         each
         for each in model.trainable_variables
-        if not isinstance(each, ReplicaShardedVariable)
+        if not layout_of(each).in_shards
         and getattr(each.value, "synchronization", None) is not on_read
         and tf.as_dtype(each.dtype) not in (tf.string, tf.variant)
     ]
@@ -293,7 +292,7 @@ def average_statistics(model: keras.Model) -> None:
     drift apart. Only variables that do differ are sent. It is a collective.
     """
     strategy = model.distribute_strategy
-    others = (v for v in model.non_trainable_variables if not isinstance(v, ReplicaShardedVariable))  # Such as frozen.
+    others = (v for v in model.non_trainable_variables if not layout_of(v).in_shards)  # Such as frozen.
     variables = [v for v in others if tf.as_dtype(v.dtype).is_floating]
     with strategy.scope():
         for variable in variables:

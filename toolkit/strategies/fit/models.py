@@ -23,14 +23,15 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.batches import Part, row_count, share_of, shares_of_worker
+from toolkit.strategies.check.first_step import check_first
 from toolkit.strategies.context import this_step
 from toolkit.strategies.fit import building
+from toolkit.strategies.mesh import layout_of
 from toolkit.strategies.pipelines import trains
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.processes.shared_files import save
 from toolkit.strategies.step import optimizer, share, xla
 from toolkit.strategies.step.exchange_schedule import schedule
-from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.train_step import LoneStep, ReplicaStep, global_seeds, has_one_size, predict_own
 from toolkit.strategies.step.whole_batch import watch
 from toolkit.strategies.upstream import train_function
@@ -118,6 +119,7 @@ def _make_function(kind: str, original: Callable, model: Any, *args: Any, **kwar
 
     def put_around(function: StepFunction) -> None:
         function.put(Around.SPLITTING, functools.partial(_split, kind, model))
+        check_first(kind, model, function)
         if kind == "train":
             xla.time_first(model, function)
             schedule(model, function)
@@ -191,7 +193,7 @@ def _export(original: Callable, model: Any, filepath: Any, *args: Any, **kwargs:
     together = processes(strategy) > 1
     with contextlib.ExitStack() as stack:
         for variable in model.variables:
-            if isinstance(variable, ReplicaShardedVariable):
+            if layout_of(variable).in_shards:
                 stack.enter_context(variable.in_one_place())
         if together and not is_chief(strategy):  # The directory is shared; for tracing, all processes use the same.
             filepath = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolkit-")), "exported")

@@ -273,4 +273,6 @@ def seed_alike(strategy: tf.distribute.Strategy) -> None:
         random.seed(seed)
     if differ[1]:
         np.random.seed(seed)
-    _LOG.info("All workers use seed %d, so that their shuffles agree", seed)
+    seeded = zip(("Python's random", "NumPy", "TensorFlow"), (differ[0], differ[1], unseeded or differ[2]), strict=True)
+    names = ", ".join(name for name, was in seeded if was)
+    _LOG.info("Workers draw from %s with seed %d, so that their shuffles agree: it had no common seed", names, seed)

@@ -20,12 +20,13 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.context import this_step
+from toolkit.strategies.mesh import any_in_shards
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.gradients import Exchange, mapped
 from toolkit.strategies.step.powersgd import memories_of, totals
 from toolkit.strategies.step.sharded_optimizer import track_slot
-from toolkit.strategies.step.sharded_variable import ReplicaCopies, ReplicaShardedVariable, ReplicaSum
+from toolkit.strategies.step.sharded_variable import ReplicaCopies, ReplicaSum
 from toolkit.strategies.upstream.wrapping import attach
 
 
@@ -73,7 +74,7 @@ class Later(Exchange):
         by_replica = (
             collectives.overlaps_exchanges(strategy)
             and options_of(strategy).optimizer_state == "replicated"
-            and not any(isinstance(variable, ReplicaShardedVariable) for variable in variables)
+            and not any_in_shards(variables)
         )
         return this_step.having(accumulates=by_replica)
 

@@ -10,12 +10,12 @@ from typing import Any
 import keras
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.mesh import layout_of
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import local_steps
 from toolkit.strategies.step.local_steps import Averaging, velocities_of
 from toolkit.strategies.step.moments import normalisations
 from toolkit.strategies.step.powersgd import check_smaller, send_all
-from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.upstream.train_function import Around, StepFunction
 from toolkit.strategies.variables import optimizers_of
 
@@ -27,7 +27,7 @@ def _averaging(model: keras.Model) -> Averaging:
     """Returns what averages the weights of a model whose replicas train locally."""
     local, optimizers = options_of(model.distribute_strategy).local, optimizers_of(model)
     assert local is not None
-    sharded = [variable.path for variable in model.variables if isinstance(variable, ReplicaShardedVariable)]
+    sharded = [variable.path for variable in model.variables if layout_of(variable).in_shards]
     if sharded:
         raise StrategyError(
             asked=f"local steps ({local.every} between averages) of a model with sharded layers, such as {sharded[0]}",

@@ -30,10 +30,11 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
 from toolkit.strategies.context import this_step
+from toolkit.strategies.mesh import any_in_shards
 from toolkit.strategies.step import accumulation, exchanges, sharded_optimizer, xla
 from toolkit.strategies.step.gradients import Gradients, mapped, of_first
 from toolkit.strategies.step.sharded_optimizer import finite_alike, is_in_parts
-from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.sharded_weights import check_untouched, shards_of_alike
 from toolkit.strategies.step.share import ExchangedInGraph, exchanged_in_graph
 from toolkit.strategies.upstream.wrapping import attach
 from toolkit.strategies.variables import recreate_with, refuse_outside, trained_by
@@ -69,7 +70,7 @@ def build(original: Callable, optimizer: Any, variables: Sequence) -> None:
     """Makes an optimizer keep its state as replicas need it, such as sharded slots of sharded variables."""
     recreate_with(optimizer, variables)
     exchange_gradients(optimizer)
-    if any(isinstance(variable, ReplicaShardedVariable) for variable in variables):
+    if any_in_shards(variables):
         sharded_optimizer.keep_in_shards(optimizer)
     with exchanges.building(optimizer, variables):
         original(optimizer, variables)
@@ -133,6 +134,8 @@ def _update(original: Callable, optimizer: Any, grads: Sequence, variables: Any)
 def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.ExitStack) -> list:
     """Returns the gradients of all replicas, and makes the optimizer use them in `stack`."""
     share, options = this_step.share, this_step.options
+    if this_step.shards_weights:
+        check_untouched(grads, variables)
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if not optimizer.built and (options.optimizer_state == "sharded" or options.gradients.compression != "none"):
         with keras.name_scope(optimizer.name, caller=optimizer):
@@ -156,6 +159,8 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
         scale=tf.cast(optimizer.dynamic_scale, tf.float32) if scales else 1.0,
     )
     later = exchanges.exchange(sent)
+    if this_step.shards_weights:
+        sent.values = shards_of_alike(sent)
     if later:
         stack.enter_context(accumulation.exchanged_later(optimizer, [variables[number] for number in later]))
     return finite_alike(sent.values, variables, optimizer) if scales else sent.values
@@ -197,12 +202,13 @@ def _say_exchanged(strategy: Any) -> None:  # noqa: ARG001 - Once for each.
 
 
 def _overwrite_with_averages(original: Callable, optimizer: Any, variables: Sequence) -> None:
-    if not this_step.summed:
-        original(optimizer, variables)
-        return
-    for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
-        if average is not None:
-            variable.value.assign(average.value)
+    with sharded_optimizer.by_shard():
+        if not this_step.summed:
+            original(optimizer, variables)
+            return
+        for variable, average in zip(variables, optimizer._model_variables_moving_average, strict=True):
+            if average is not None:
+                variable.value.assign(average.value)
 
 
 # Which of an optimizer's gradients must still be exchanged if a tape has exchanged some.

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
-from toolkit.strategies.mesh import Among, replica_count
+from toolkit.strategies.mesh import Among, Layout, layout_of, replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.collectives import joined
@@ -250,7 +250,7 @@ def check_smaller(model: keras.Model) -> None:
 
 
 def _is_compressed(variable: Any, rank: int) -> bool:
-    plain = not isinstance(variable, ReplicaShardedVariable) and not getattr(variable, "overwrite_with_gradient", False)
+    plain = not layout_of(variable).in_shards and not getattr(variable, "overwrite_with_gradient", False)
     plain = plain and variable.name != "embeddings"  # Of a table's gradient, only the looked up rows are sent.
     return plain and len(variable.shape) > 1 and shrinks(variable.shape, rank)
 
@@ -262,8 +262,7 @@ def _make(variable: Any, rank: int, number: int) -> Memory:
     unsent = ReplicaShardedVariable(
         keras.initializers.Zeros(),
         [replica_count() * n, m],
-        axis=0,
-        among=Among.ALL,
+        layout=Layout(axis=0, among=Among.ALL),
         dtype="float32",
         trainable=False,
         name=f"{name}_unsent",

@@ -40,7 +40,8 @@ def know_steps(strategy: tf.distribute.Strategy) -> None:
 
 def _with_steps(original: Callable, extended: Any, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
     def of_one(*args: Any, **kwargs: Any) -> Any:
-        with this_step.having(**_facts_of(tf.distribute.get_replica_context())):
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        with this_step.having(**_facts_of(tf.distribute.get_replica_context()), graph=graph):
             return fn(*args, **kwargs)
 
     return original(extended, of_one, args, kwargs)
@@ -79,6 +80,7 @@ def _find_facts(strategy: tf.distribute.Strategy, options: Any, replica: int) ->
         "members": {among: (each[replica], each[replica].index(replica)) for among, each in groups.items()},
         "groups": groups,
         "exchanges_overlap": count > 1 and overlaps_exchanges(strategy),
+        "shards_weights": options.weights == "sharded" and mesh.shards > 1,
         "on_cpus": in_one_process and "CPU" in strategy.extended.worker_devices[0],
     }
 

@@ -1,5 +1,7 @@
 """Optimizers whose state is in shards: slots of sharded variables, and ZeRO-1's parts of all others."""
 
+import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +11,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
-from toolkit.strategies.mesh import Among, replica_count
+from toolkit.strategies.mesh import REPLICATED, Among, Layout, is_of_whole, layout_of, replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.gradients import Exchange, mapped, rows_of_replicas, sent_as, values_of
@@ -53,11 +55,11 @@ def make_part_of_slot(
 ) -> ReplicaShardedVariable:
     """Creates a sharded slot for a replicated variable, and records that its update is sharded."""
     optimizer.__dict__.setdefault("_toolkit_in_parts", set()).add(optimizer._var_key(reference))
-    return make_slot(optimizer, reference, name, initializer, axis=None, among=Among.ALL, repeats=True)
+    return make_slot(optimizer, reference, name, initializer, Layout(axis=None, among=Among.ALL, repeats=True))
 
 
 def make_slot(
-    optimizer: Any, reference: keras.Variable, name: str | None, initializer: Any, **how: Any
+    optimizer: Any, reference: keras.Variable, name: str | None, initializer: Any, layout: Layout
 ) -> ReplicaShardedVariable:
     """Creates a slot of which replicas have shards.
 
@@ -66,17 +68,17 @@ def make_slot(
         reference: The variable that it is for.
         name: The slot's.
         initializer: As for `add_variable_from_reference`.
-        how: `axis`, `among` and `repeats` of the `ReplicaShardedVariable`.
+        layout: How it lies.
     """
 
     def make() -> ReplicaShardedVariable:
         return ReplicaShardedVariable(
             keras.initializers.get(initializer),
             tuple(reference.shape),
+            layout=layout,
             dtype=reference.dtype,
             trainable=False,
             name=f"{reference.path}_{name}".replace("/", "_"),
-            **how,
         )
 
     return track_slot(optimizer, make)
@@ -114,12 +116,19 @@ class Shards(Exchange):
 
     def choose(self, numbers: Sequence[int]) -> list[int]:
         """Those of sharded variables."""
-        return [number for number in numbers if isinstance(self.sent.variables[number], ReplicaShardedVariable)]
+        variables = self.sent.variables  # As `layout_of`, without a call for each gradient of a replicated model.
+        return [number for number in numbers if getattr(variables[number], "laid_out", REPLICATED).in_shards]
 
     def run(self) -> None:
         """Sums them."""
-        for number in self.numbers if collectives.replica_id_and_count(Among.PEERS)[1] > 1 else ():
-            self.sent.values[number] = self._total(self.sent.values[number], sent_as())
+        values, several = self.sent.values, collectives.replica_id_and_count(Among.PEERS)[1] > 1
+        for number in self.numbers:
+            variable = self.sent.variables[number]
+            if is_of_whole(values[number], variable):  # From no tape: this replica's.
+                (whole,) = self.sent.of_shares([number])
+                values[number] = variable.scatter(tf.convert_to_tensor(whole), sent_as())
+            if several and layout_of(variable).among is Among.GROUP:
+                values[number] = self._total(values[number], sent_as())
 
     def _total(self, gradient: Any, dtype: tf.DType | None) -> Any:
         if not isinstance(gradient, tf.IndexedSlices) or same_everywhere(gradient.indices):
@@ -286,10 +295,21 @@ def keep_in_shards(optimizer: Any) -> None:
     attach(
         optimizer,
         add_variable_from_reference=_slot,
+        _var_key=_key,
         _backend_apply_gradients=_apply_shards,
         _clip_gradients=_clip,
         _update_model_variables_moving_average=_average,
     )
+
+
+def _key(original: Callable, optimizer: Any, variable: Any) -> Any:
+    with by_shard():
+        return original(optimizer, variable)
+
+
+def by_shard() -> contextlib.AbstractContextManager[None]:
+    """A context in which weights that steps use whole read as this replica's shards."""
+    return this_step.having(by_shard=True)
 
 
 def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables: Sequence) -> None:
@@ -297,11 +317,23 @@ def _apply_shards(original: Callable, optimizer: Any, grads: Sequence, variables
 
     Of variables whose slots are sharded over all replicas, it is given this replica's parts, which come together then.
     """
-    sharded = [isinstance(variable, ReplicaShardedVariable) for variable in variables]
+    sharded = [layout_of(variable).in_shards for variable in variables]
     in_parts = [is_in_parts(optimizer, variable) for variable in variables]
     if not any(sharded + in_parts) or this_step.count == 1:
         original(optimizer, grads, variables)
         return
+    with by_shard():
+        _update_shards(original, optimizer, grads, variables, sharded, in_parts)
+
+
+def _update_shards(
+    original: Callable,
+    optimizer: Any,
+    grads: Sequence,
+    variables: Sequence,
+    sharded: Sequence[bool],
+    in_parts: Sequence[bool],
+) -> None:
     if not is_elementwise(optimizer):
         # Each replica has all slots of what is gathered.
         grads = [
@@ -379,36 +411,42 @@ class _Whole(StandIn):
     def __init__(self, variable: ReplicaShardedVariable) -> None:
         self.variable = variable
         self.path, self.name = variable.path, variable.name
-        self.dtype = variable.value.dtype
+        self.dtype = variable._value.dtype
         self.shape = tf.TensorShape(variable.shape)
         self._unique_id = variable._value._unique_id  # By this name Keras finds its slots.
-        self._tensor = variable.gather(tf.convert_to_tensor(variable.value))
+        self._tensor = variable.gather(tf.convert_to_tensor(variable._value))
 
     def read_value(self) -> tf.Tensor:
         return self._tensor
 
     def assign(self, value: tf.Tensor) -> None:
         self._tensor = value
-        self.variable.value.assign(self.variable.shard_of(value))
+        self.variable._value.assign(self.variable.shard_of(value))
 
 
 def _slot(original: Callable, optimizer: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
     """Shards the slots of a sharded variable, such as its momentum, in the same way, and other slots if asked to."""
-    return _make_slot(
-        lambda: original(optimizer, reference_variable, *args, **kwargs), optimizer, reference_variable, *args, **kwargs
-    )
+    with by_shard():  # Where the original places a whole slot.
+        return _make_slot(
+            lambda: original(optimizer, reference_variable, *args, **kwargs),
+            optimizer,
+            reference_variable,
+            *args,
+            **kwargs,
+        )
 
 
 def _make_slot(
     original: Callable, optimizer: Any, reference: Any, name: str | None = None, initializer: Any = "zeros"
 ) -> Any:
-    if not isinstance(reference, ReplicaShardedVariable):
+    if not layout_of(reference).in_shards:
         sharded = shards_slots(optimizer, reference, name)
         return make_part_of_slot(optimizer, reference, name, initializer) if sharded else original()
     if not is_elementwise(optimizer) and name != "average":
         return original()
     # An average replaces weights, which are padded with zeros.
-    return make_slot(optimizer, reference, name, initializer, axis=reference.axis, repeats=name != "average")
+    layout = dataclasses.replace(reference.laid_out, used_whole=False, repeats=name != "average")
+    return make_slot(optimizer, reference, name, initializer, layout)
 
 
 def finite_alike(grads: list, variables: Sequence, optimizer: Any) -> list:
@@ -416,7 +454,7 @@ def finite_alike(grads: list, variables: Sequence, optimizer: Any) -> list:
     shards = [
         gradient
         for gradient, variable in zip(grads, variables, strict=True)
-        if gradient is not None and (is_in_parts(optimizer, variable) or isinstance(variable, ReplicaShardedVariable))
+        if gradient is not None and (is_in_parts(optimizer, variable) or layout_of(variable).in_shards)
     ]
     if not shards:
         return grads

@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
-from toolkit.strategies.mesh import Among, mesh_of
+from toolkit.strategies.mesh import Layout, mesh_of
 from toolkit.strategies.processes.agreement import process_index, processes
-from toolkit.strategies.step.collectives import all_gather, replica_id_and_count
+from toolkit.strategies.step.collectives import all_gather, reduce_scatter, replica_id_and_count
 
 _GROUP = 1_000_009  # Far from TensorFlow's keys, which count from 1.
 _PATIENCE = 120.0  # Seconds in which the other processes must read the same variable.
@@ -156,36 +156,32 @@ class ReplicaShardedVariable(ReadTogether):
     Args:
         initializer: Makes the whole value, so that it is the same at any number of replicas.
         shape: The shape of the whole.
-        axis: The axis along which the whole is cut; None for the whole laid out flat.
-        among: The replicas that have a shard each: those of a group, or all.
-        repeats: Whether the last shards are padded with the whole's last value in the place of zeros: an optimizer
-            such as Ftrl divides by it.
+        layout: How it lies at rest.
         kwargs: As for `keras.Variable`.
 
     Attributes:
+        laid_out: Its layout.
+        count: How many shards there are.
         shard_shape: The shape of each shard, padding included.
     """
 
-    def __init__(
-        self,
-        initializer: Any,
-        shape: Sequence[int],
-        *,
-        axis: int | None,
-        among: Among = Among.GROUP,
-        repeats: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self.among = among
-        self.repeats = repeats
-        self.strategy = tf.distribute.get_strategy()
-        self.count = len(mesh_of(self.strategy).members(0, among))
-        self._laid_out = [math.prod(shape)] if axis is None else list(shape)
-        self.axis = axis or 0
-        self.shard_shape = list(self._laid_out)
-        self.shard_shape[self.axis] = -(-self._laid_out[self.axis] // self.count)
-        self._plain: tf.Variable | None = None
+    laid_out: Layout
+    count: int
+    shard_shape: list[int]
+    _plain: tf.Variable | None = None
+
+    def __init__(self, initializer: Any, shape: Sequence[int], *, layout: Layout, **kwargs: Any) -> None:
+        self._lay_out(shape, layout)
         super().__init__(initializer, shape=shape, aggregation="none", **kwargs)
+
+    def _lay_out(self, shape: Sequence[int], layout: Layout) -> None:
+        self.laid_out = layout
+        self.strategy = tf.distribute.get_strategy()
+        self.count = len(mesh_of(self.strategy).members(0, layout.among))
+        self._whole_shape = [math.prod(shape)] if layout.axis is None else list(shape)
+        self._axis = layout.axis or 0
+        self.shard_shape = list(self._whole_shape)
+        self.shard_shape[self._axis] = -(-self._whole_shape[self._axis] // self.count)
 
     def _initialize_with_initializer(self, initializer: Callable) -> None:
         """Keras's hook for this; it is also called later, if a variable was created in a stateless scope."""
@@ -204,12 +200,12 @@ class ReplicaShardedVariable(ReadTogether):
 
     def _cut(self, whole: np.ndarray, replica_id: int) -> np.ndarray:
         """Returns a replica's shard of a whole array."""
-        whole = whole.reshape(self._laid_out)
-        size = self.shard_shape[self.axis]
+        whole = whole.reshape(self._whole_shape)
+        size = self.shard_shape[self._axis]
         indices = np.arange(size) + replica_id % self.count * size
-        if self.repeats:
-            return np.take(whole, np.minimum(indices, whole.shape[self.axis] - 1), axis=self.axis)
-        shard = np.take(whole, indices[indices < whole.shape[self.axis]], axis=self.axis)
+        if self.laid_out.repeats:
+            return np.take(whole, np.minimum(indices, whole.shape[self._axis] - 1), axis=self._axis)
+        shard = np.take(whole, indices[indices < whole.shape[self._axis]], axis=self._axis)
         return np.pad(shard, [(0, size - there) for size, there in zip(self.shard_shape, shard.shape, strict=True)])
 
     def assign(self, value: Any) -> Any:
@@ -225,8 +221,8 @@ class ReplicaShardedVariable(ReadTogether):
         return value
 
     def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
-        whole = np.concatenate(gathered(own, self.strategy)[: self.count], axis=self.axis)  # The first group's.
-        return np.take(whole, range(self._laid_out[self.axis]), axis=self.axis).reshape(self._shape)
+        whole = np.concatenate(gathered(own, self.strategy)[: self.count], axis=self._axis)  # The first group's.
+        return whole[tuple(slice(size) for size in self._whole_shape)].reshape(self._shape)
 
     @contextlib.contextmanager
     def in_one_place(self) -> Iterator[None]:
@@ -271,22 +267,44 @@ class ReplicaShardedVariable(ReadTogether):
             value = tf.numpy_function(self.numpy, [], self._value.dtype)
             value.set_shape(self._shape)
             return value
-        return self._joined([shard.value() for shard in self.shards[: self.count]])
+        return self._joined(tf.stack([shard.value() for shard in self.shards[: self.count]]))
 
     def gather(self, shard: tf.Tensor) -> tf.Tensor:
         """Returns, in a step, the whole of which each replica has a shard: of this variable, or of its gradient."""
-        return self._joined(tf.unstack(all_gather(shard, among=self.among), self.count))
+        return self._joined(all_gather(shard, among=self.laid_out.among))
 
-    def _joined(self, shards: Sequence[tf.Tensor]) -> tf.Tensor:
-        laid_out = tf.gather(tf.concat(shards, self.axis), tf.range(self._laid_out[self.axis]), axis=self.axis)
+    def scatter(self, whole: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
+        """Returns, in a step, this replica's shard of the sum of what each replica has whole, such as its gradient.
+
+        Args:
+            whole: Of the whole's shape.
+            dtype: In which elements are sent; None for their own.
+        """
+        return reduce_scatter(self._shards_of(whole), among=self.laid_out.among, dtype=dtype)
+
+    def _joined(self, shards: tf.Tensor) -> tf.Tensor:
+        """Returns the whole of all shards, [shards, ...]."""
+        if self._axis:
+            laid_out = tf.concat(tf.unstack(shards, self.count), self._axis)
+        else:  # A tensor's memory is that of its shards, one after another.
+            laid_out = tf.reshape(shards, [-1, *self.shard_shape[1:]])
+        if laid_out.shape[self._axis] != self._whole_shape[self._axis]:
+            laid_out = tf.slice(laid_out, [0] * len(self._whole_shape), self._whole_shape)
         return tf.reshape(laid_out, self._shape)
 
     def shard_of(self, whole: tf.Tensor) -> tf.Tensor:
         """Returns, in a step, this replica's shard of a whole."""
-        padding = [[0, 0] for _ in self._laid_out]
-        padding[self.axis][1] = self.shard_shape[self.axis] * self.count - self._laid_out[self.axis]
-        padded = tf.pad(tf.reshape(whole, self._laid_out), padding)
-        return tf.split(padded, self.count, self.axis)[replica_id_and_count(self.among)[0]]
+        return self._shards_of(whole)[replica_id_and_count(self.laid_out.among)[0]]
+
+    def _shards_of(self, whole: tf.Tensor) -> tf.Tensor:
+        """Returns all shards of a whole, [shards, ...]."""
+        whole = tf.reshape(whole, self._whole_shape)
+        padding = [[0, 0] for _ in self._whole_shape]
+        padding[self._axis][1] = self.shard_shape[self._axis] * self.count - self._whole_shape[self._axis]
+        padded = tf.pad(whole, padding) if padding[self._axis][1] else whole
+        if self._axis:
+            return tf.stack(tf.split(padded, self.count, self._axis))
+        return tf.reshape(padded, [self.count, *self.shard_shape])
 
 
 # Replaces a variable while an optimizer updates it or a gradient tape watches it: a part of it, or a copy.

@@ -28,7 +28,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.context import this_step
-from toolkit.strategies.mesh import Among, replica_count
+from toolkit.strategies.mesh import Among, layout_of, replica_count
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.rows import ALIKE, Of, Rows, mean_of_rows
 from toolkit.strategies.step.trial import calling
@@ -44,7 +44,7 @@ class ExchangedInGraph:
 
     Attributes:
         identical: Gradients that are the same on every replica.
-        shards: Those of variables of which each replica has a shard, by replica and the variables' ids: parts of one.
+        shards: Those of variables that steps use by shard, by replica and the variables' ids: parts of one.
         drawn: Seeds by which each replica draws its own numbers.
     """
 
@@ -52,11 +52,11 @@ class ExchangedInGraph:
     shards: dict[tuple[int, int], tf.Tensor] = dataclasses.field(default_factory=dict)
     drawn: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
-    def add(self, gradients: Sequence, variables: Sequence, sharded: type) -> None:
-        """Records gradients of all replicas; some of the variables may be of a sharded kind."""
+    def add(self, gradients: Sequence, variables: Sequence) -> None:
+        """Records gradients of all replicas, or of shards."""
         self.identical += tf.nest.flatten(gradients, expand_composites=True)
         replica, pairs = this_step.replica, zip(gradients, variables, strict=True)
-        self.shards |= {(replica, id(v)): g for g, v in pairs if isinstance(v, sharded)}
+        self.shards |= {(replica, id(v)): g for g, v in pairs if layout_of(v).in_shards and not layout_of(v).used_whole}
 
 
 def exchanged_in_graph() -> ExchangedInGraph:
@@ -87,8 +87,10 @@ class Share:
         batch: The tensors of the replica's part of the batch.
         in_graph: What tapes have exchanged.
         sums: Whether losses that are differentiated are sums over examples, and not means.
+        reads_gradients: Whether a script's step may do more with gradients than hand them to an optimizer.
     """
 
+    reads_gradients = True
     has_gradients: Callable[[list[tf.Tensor]], None] | None = None
 
     def __init__(

@@ -17,6 +17,7 @@ have added to it what only one replica knows.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step.exchanges import reduced
-from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.step.sharded_weights import handed_on, of_shards
 from toolkit.strategies.step.share import Share, exchanged_in_graph
 from toolkit.strategies.step.trial import of_a_jacobian
 from toolkit.strategies.upstream import private
@@ -48,6 +49,8 @@ def gradient(
 ) -> Any:
     """Returns gradients of all replicas; of a vector of losses they are added, while those of a mean are averaged."""
     share = this_step.share
+    if this_step.shards_weights:
+        original = functools.partial(of_shards, original)
     if share is None:
         if tf.distribute.in_cross_replica_context():  # What is read there is the first copy.
             sources = tf.nest.map_structure(_first_copy, sources)
@@ -83,9 +86,11 @@ def gradient(
             share.has_gradients(tf.nest.flatten([out[number] for number in wanted], expand_composites=True))
         return found
     totals = _exchanged([out[n] for n in wanted], [variables[n] for n in wanted], scaled)
+    if this_step.shards_weights:
+        totals = handed_on(totals, [variables[n] for n in wanted], whole=share.reads_gradients)
     for number, total in zip(wanted, totals, strict=True):
         out[number] = total
-    share.in_graph.add(totals, [variables[number] for number in wanted], ReplicaShardedVariable)
+    share.in_graph.add(totals, [variables[number] for number in wanted])
     return tf.nest.pack_sequence_as(sources, out)
 
 
@@ -145,9 +150,10 @@ def batch_gradients(gradients: Sequence, variables: Sequence) -> list:
             remedy="Call strategy.run in a tf.function",
         )
     totals = reduced(grads, variables, weighted=frozenset(range(len(grads))))
+    if this_step.shards_weights:
+        totals = handed_on(totals, variables, whole=True)
     exchanged_in_graph().add(
         [each for each in totals if each is not None],
         [variable for each, variable in zip(totals, variables, strict=True) if each is not None],
-        ReplicaShardedVariable,
     )
     return totals

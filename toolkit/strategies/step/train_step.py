@@ -33,8 +33,8 @@ from toolkit.strategies.step.moments import has_own, normalisations, normalises_
 from toolkit.strategies.step.replicas import alike
 from toolkit.strategies.step.rows import ALIKE, MEAN, Rows
 from toolkit.strategies.step.share import Share, entered, keep_losses_apart
-from toolkit.strategies.step.trial import Found, Result, Tries, results_noted
-from toolkit.strategies.step.view import View, batch_of_any_size, rows_stay_together
+from toolkit.strategies.step.trial import Found, Result, Tries, batch_of_any_size, results_noted
+from toolkit.strategies.step.view import View, rows_stay_together
 from toolkit.strategies.step.whole_batch import is_whole
 from toolkit.strategies.upstream import private, train_function
 from toolkit.strategies.upstream.attributes import layers_within
@@ -103,39 +103,36 @@ class ReplicaStep(LoneStep):
         use_seeds(self._seeds)
         if this_step.count == 1:
             return self._step(data)
-        keep_losses_apart(self._model)
+        is_local = self._trains and is_local_step(self._model)
         weigh_moments(self._model, tf.distribute.get_replica_context())
-        with this_step.having(compiled_alone=xla.compiled_alone(self._model)):
-            return self._of_replica(data)
-
-    def _of_replica(self, data: Any) -> Any:
-        if self._trains and is_local_step(self._model):
+        keep_losses_apart(self._model)
+        if is_local:
             return self._local_step(data)
         share = replica_share(data, at_tape=self._trains and uses_gradients(self._model, self._step))
         if self._trains or getattr(self._step, "__func__", None) is not _TEST_STEP:
             share.weight  # noqa: B018 - Made here, outside of any branch of the step's, and while others compute.
-        found = self._tries.of(self._step, data)
-        return self._of_whole(data, share, found) if found.opened else self._of_rows(data, share, found)
+        with entered(share):
+            found = self._tries.of(self._step, data)
+            share.reads_gradients = found.reads_gradients or applies_own(self._model)
+            return self._of_whole(data, share, found) if found.opened else self._of_rows(data, share, found)
 
     def _of_rows(self, data: Any, share: Share, found: Found) -> Any:
         """Makes a step that needs no more than this replica's rows."""
         share.sums = found.sums
-        if not has_one_size(self._model):
-            data = batch_of_any_size(
-                data, this_step.tables
-            )  # As a trial has seen it, and so that rows are told from others.
-        by_row = this_step.having(draws=Draws(share))
-        with entered(share), by_row, inlining(), results_noted(self._model) as noted:
+        if not has_one_size(self._model):  # As a trial has seen it, and so that rows are told from other sizes.
+            data = batch_of_any_size(data, this_step.tables)
+        with results_noted(self._model) as noted, this_step.having(draws=Draws(share)):
             logs = self._computed(data, share)
             return _of_all_replicas(logs, noted, share=share, of=found.logs)
 
     def _of_whole(self, data: Any, share: Share, found: Found) -> Any:
         """Makes a step that sees the whole batch, and whose layers compute this replica's rows."""
-        if (use := xla.use_of(self._model)) is not None:
-            use.say(f"{self._name} is computed without XLA, as it computes with the whole batch")
-        view = View(share, found.trial, f"{type(self._model).__name__}.{self._name}")
         with results_noted(self._model) as noted:
-            with view.entered(), inlining(), state_of_own(self._model, share), rows_stay_together():
+            if (use := xla.use_of(self._model)) is not None:
+                use.say(f"{self._name} is computed without XLA, as it computes with the whole batch")
+            compiled = this_step.having(compiled_alone=xla.compiled_alone(self._model))
+            view = View(share, found.trial, f"{type(self._model).__name__}.{self._name}")
+            with view.entered(), compiled, inlining(), state_of_own(self._model, share), rows_stay_together():
                 logs = self._step(view.open(data))
             view.describe()
             return _of_all_replicas(logs, noted, view=view)
@@ -144,12 +141,13 @@ class ReplicaStep(LoneStep):
         """Makes a step of a replica that exchanges nothing. Its logs are taken for those of all."""
         share = replica_share(data, weight=tf.ones([], tf.float64))
         count_rows(self._model, share.count)
-        with collectives.local_step(), entered(share), inlining():
+        with collectives.local_step(), entered(share):
             logs = self._computed(data, share)
         return keras.tree.map_structure(lambda leaf: alike(tf.identity(leaf)) if tf.is_tensor(leaf) else leaf, logs)
 
     def _computed(self, data: Any, share: Share) -> Any:
-        with state_of_own(self._model, share), this_step.having(xla=xla.use_of(self._model)):
+        compiled = this_step.having(compiled_alone=xla.compiled_alone(self._model), xla=xla.use_of(self._model))
+        with inlining(), state_of_own(self._model, share), compiled:
             return xla.in_pieces(self._model, self._name, self._step, share)(data)
 
 
@@ -172,9 +170,13 @@ def uses_gradients(model: keras.Model, step: Callable) -> bool:
     """
     if options_of(model.distribute_strategy).gradients.compression != "none":
         return False
+    return applies_own(model) or getattr(step, "__func__", None) is not keras.Model.train_step
+
+
+def applies_own(model: keras.Model) -> bool:
+    """Whether an optimizer of a model is given gradients by a script's own method."""
     applies = [getattr(type(each), name) for each in optimizers_of(model) for name in ("apply", "apply_gradients")]
-    own = any(not each.__module__.startswith("keras.") for each in applies)
-    return own or getattr(step, "__func__", None) is not keras.Model.train_step
+    return any(not each.__module__.startswith("keras.") for each in applies)
 
 
 def _of_all_replicas(

@@ -65,6 +65,7 @@ class Trial:
         replicated: Whether gradients are asked for in a loop, as of a Jacobian: layers can't exchange anything there.
         logs: What the tensors are that it returns, by their numbers.
         by_example: By the numbers of the tensors that it returns, whether they have a row for each example.
+        reads_gradients: Whether it does more with gradients than hand them to optimizers.
 
     Args:
         returns_rows: Whether each replica is to return its own rows of what the step returns.
@@ -77,6 +78,8 @@ class Trial:
         self.data: list = []
         self.opened = False
         self.sums = self.replicated = False
+        self.reads_gradients = False
+        self._gradients: list[tf.Tensor] = []  # Of variables.
         self._sources: set[int] = set()
         self._read: set[int] = set()  # What is differentiated, which no operation shows here.
         self.logs: dict[int, Rows] = {}
@@ -107,6 +110,8 @@ class Trial:
         self._returned = {n: each for n, each in leaves.items() if tf.is_tensor(each) and id(each) not in results}
         self.by_example = {number: is_row_dimension(each) for number, each in self._returned.items()}
         self._assigned = dict(scope.state_mapping)
+        kept = {id(each) for each in (*self._returned.values(), *self._assigned.values())}
+        self.reads_gradients = any(each.consumers() or id(each) in kept for each in self._gradients)
         return logs
 
     def decide(self, *, own: bool, metrics: Iterable[Any]) -> None:
@@ -262,7 +267,9 @@ class Trial:
             if tf.is_symbolic_tensor(source):
                 return self.call("gradient", [*targets, source], lambda: tf.zeros_like(source), of_rows)
             # A variable of several replicas has no handle here, and one that isn't created yet has none at all.
-            return tf.zeros(source.shape, source.dtype)
+            zeros = tf.zeros(source.shape, source.dtype)
+            self._gradients.append(zeros)
+            return zeros
 
         return tf.nest.map_structure(one, sources)
 
@@ -277,6 +284,14 @@ def of_any_size(x: Any) -> Any:
     """Returns a tensor whose number of rows isn't known when it is traced."""
     sized = isinstance(x, tf.Tensor) and x.shape.rank and x.shape[0] is not None
     return tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, *x.shape[1:]]) if sized else x
+
+
+def batch_of_any_size(data: Any, whole: Any = ()) -> Any:
+    """Returns a batch's tensors with a number of rows that isn't known when they are traced."""
+    if tf.executing_eagerly():
+        return data
+    leaves = [x if number in whole else of_any_size(x) for number, x in enumerate(tf.nest.flatten(data))]
+    return tf.nest.pack_sequence_as(data, leaves)
 
 
 def of_a_jacobian() -> bool:
@@ -423,6 +438,7 @@ class Found:
         sums: Whether the losses that it differentiates are sums over examples, and not means.
         logs: What the tensors are that it returns, by their numbers.
         by_example: By the numbers of the tensors that it returns, whether they have a row for each example.
+        reads_gradients: Whether it may do more with gradients than hand them to optimizers.
     """
 
     opened: bool
@@ -430,6 +446,7 @@ class Found:
     sums: bool = False
     logs: dict[int, Rows] = dataclasses.field(default_factory=dict)
     by_example: dict[int, bool] = dataclasses.field(default_factory=dict)
+    reads_gradients: bool = True
 
 
 class Tries:
@@ -471,7 +488,7 @@ def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int],
     own = function not in [getattr(keras.Model, each) for each in _STEPS]
     own = own or any(getattr(kind, each) is not getattr(keras.Model, each) for each in _METHODS)
     if not own and is_by_row(model):
-        return Found(opened=False)
+        return Found(opened=False, reads_gradients=False)
     leaves = tf.nest.flatten(data)
     if any(isinstance(leaf, tf.RaggedTensor) for leaf in leaves):  # Padding depends on the longest row of the batch.
         return Found(opened=True)
@@ -482,7 +499,7 @@ def shown(model: keras.Model, step: Callable, data: Any, whole: Collection[int],
     except Exception:  # The user's own code may raise anything on tensors without values.
         _LOG.debug("%s can't be run on tensors without values", step, exc_info=True)
         return Found(opened=True)
-    return Found(trial.opened, trial, trial.sums, trial.logs, trial.by_example)
+    return Found(trial.opened, trial, trial.sums, trial.logs, trial.by_example, trial.reads_gradients)
 
 
 def _any_size(data: Any, whole: Collection[int]) -> Any:

@@ -63,6 +63,7 @@ class ViewShare(WholeShare):
     def __init__(self, rows: Share) -> None:
         super().__init__()
         self.at_tape, self.batch = rows.at_tape, rows.batch
+        self.reads_gradients = rows.reads_gradients
         self._rows = rows
 
     @property
@@ -191,9 +192,7 @@ class View:
                 return x
             rows = self.cut(x)
             if rows is not x and id(x) not in self._own and share is self._rows:
-                share = self._rows.of_part(
-                    rows, x
-                )  # It may be a part of the batch: every third row, what a mask leaves.
+                share = self._rows.of_part(rows, x)  # It may be a part of the batch, as what a mask leaves.
             if self._trial is None or tf.executing_eagerly():
                 return rows
             unsized = of_any_size(rows)  # So that rows are told from other sizes.
@@ -323,14 +322,6 @@ class View:
             _LOG.info("%s computes with the whole batch%s: replicas exchange the rows of %s", self._name, why, what)
 
 
-def batch_of_any_size(data: Any, whole: Any = ()) -> Any:
-    """Returns a batch's tensors with a number of rows that isn't known when they are traced."""
-    if tf.executing_eagerly():
-        return data
-    leaves = [x if number in whole else of_any_size(x) for number, x in enumerate(tf.nest.flatten(data))]
-    return tf.nest.pack_sequence_as(data, leaves)
-
-
 def _size(own: Any) -> str:
     return f"{own.dtype.name}{[*own.shape[1:]]}"
 
@@ -339,7 +330,7 @@ def _layers(calls: list[Call]) -> list[Call]:
     return [each for each in calls if isinstance(each.of, keras.layers.Layer)]
 
 
-# Says why a step can't take the rows of a batch apart: their number isn't known when it is traced.
+# A step can't take the rows of a batch apart: their number isn't known when it is traced.
 
 
 _APART = re.compile("Cannot infer argument `num`|unknown first dimension")

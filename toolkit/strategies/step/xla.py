@@ -113,8 +113,13 @@ def turn_off(model: Any) -> None:
 
 def compiled_alone(model: Any) -> bool:
     """Returns whether XLA compiles a model's steps on one device, whatever it does here."""
+    return not tf.executing_eagerly() and meant_alone(model)
+
+
+def meant_alone(model: Any) -> bool:
+    """Returns whether XLA compiles a model's functions on one device."""
     asked = model.jit_compile or vars(model).get(_ALONE, False)
-    return bool(asked) and not tf.executing_eagerly() and private.model_supports_jit(model)
+    return bool(asked) and private.model_supports_jit(model)
 
 
 def _places(strategy: tf.distribute.Strategy) -> tuple[Sequence[str], list[str]]:

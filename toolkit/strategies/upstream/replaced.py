@@ -30,6 +30,7 @@ LAYER = Replaced(
     view="view",  # Hands the layer this replica's rows.
     xla="xla",  # Compiles the layer, where the step's layers are pieces.
 )
+TRACK = Replaced("Layer._track_variable", replicas="")  # Cuts weights that replicas keep in shards.
 FUNCTION = Replaced("Function.__call__", step="inlines")  # A tf.function becomes a part of the step.
 REDUCE = Replaced("reduce_weighted_values", replicas="")  # A mean is one over the whole batch.
 NUMBERS = Replaced(

@@ -32,6 +32,7 @@ class Around(enum.Enum):
     SWITCHING = "From some step on, gradients are compressed or replicas train locally: all within is made again then"
     AVERAGING = "Replicas that train locally average their weights after every so many steps, and not before they do"
     TIMING = "The first step says how long XLA took to compile it, averages not included"
+    CHECKING = "The first step is compared with one device's: it needs the batches as replicas are given them"
 
 
 class StepFunction:
@@ -127,6 +128,17 @@ def replace(model: Any, **steps: _Function | None) -> None:
             function.step = step
         else:
             _set(model, kind, step)
+
+
+def made_anew(model: Any, kind: str) -> Any:
+    """Has Keras make a function of this kind, which the model doesn't keep, and returns it."""
+    before = _get(model, kind)
+    _set(model, kind, None)
+    try:
+        getattr(model, f"make_{kind}_function")()
+        return _get(model, kind)
+    finally:
+        _set(model, kind, before)
 
 
 def is_made(model: Any, kind: str) -> bool:

@@ -2,18 +2,24 @@
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from toolkit.strategies.context import this_step
 from toolkit.strategies.upstream import table
 
+_BEFORE = "_toolkit_before"  # What an object had of its own; None if its class's method.
 _LIBRARIES = ("keras.", "tensorflow.")  # Whose classes stay as they are while objects of theirs live.
 
 
 replaced_here: list[tuple[Any, str]] = []  # The owners and names of what is replaced for the process.
+_originals: dict[
+    tuple[int, str], tuple[Any, Any]
+] = {}  # By the owner's id and the name: the owner, and what was there.
 # The objects' classes, and the names of methods that objects have instead.
 attached_here: set[tuple[type, str]] = set()
+_holders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # By id: not all can be hashed.
 
 
 class Replaced:
@@ -52,9 +58,12 @@ class Replaced:
             self._installed = True
 
     def _install(self, owner: Any, name: str) -> None:
-        replacement = self._replacement(getattr(owner, name), is_method=isinstance(owner, type))
+        original = getattr(owner, name)
+        replacement = self._replacement(original, is_method=isinstance(owner, type))
         vars(replacement)["_toolkit"] = self.names
         setattr(owner, name, replacement)
+        if "toolkit" not in self._turns:  # That mends Keras, also where no strategy is.
+            _originals[id(owner), name] = owner, original
         replaced_here.append((owner, name))
 
     def _replacement(self, original: Callable, *, is_method: bool) -> Any:
@@ -133,8 +142,35 @@ def _attach(instance: Any, name: str, around: Callable) -> None:
         original = functools.partial(_of_class, name)
     method = functools.update_wrapper(functools.partial(around, original, instance), getattr(kind, name), updated=())
     vars(method)["_toolkit"] = (*attached, key)
+    vars(method)[_BEFORE] = getattr(before, _BEFORE, before)
     vars(instance)[name] = method
     attached_here.add((kind, name))
+    _holders[id(instance)] = instance
+
+
+@contextlib.contextmanager
+def away() -> Iterator[None]:
+    """A context in which steps are as without this library: functions are the originals, and nothing is attached.
+
+    It holds for all threads.
+    """
+    taken = []
+    for instance in list(_holders.values()):
+        own = vars(instance)
+        for name, method in [(name, each) for name, each in own.items() if hasattr(each, _BEFORE)]:
+            taken.append((own, name, method))
+            if (before := getattr(method, _BEFORE)) is None:
+                del own[name]
+            else:
+                own[name] = before
+    with contextlib.ExitStack() as stack:
+        for (_, name), (owner, original) in list(_originals.items()):
+            stack.enter_context(instead(owner, name, lambda _, original=original: original))
+        try:
+            yield
+        finally:
+            for own, name, method in taken:
+                own[name] = method
 
 
 def _of_class(name: str, instance: Any, /, *args: Any, **kwargs: Any) -> Any:

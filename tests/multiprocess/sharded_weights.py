@@ -1,0 +1,209 @@
+"""Models whose weights are in shards, trained by one process or by one of several workers.
+
+python sharded_weights.py OUT.npz WEIGHTS CASE ...
+
+A CASE is a model and an optimizer, such as vit/adamw. All is in float64, where rounding doesn't hide a mistake.
+"""
+
+import os
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import toolkit
+
+L = keras.layers
+RANDOM = np.random.default_rng(0)
+ROWS, BATCH, EPOCHS = 37, 8, 4  # 20 steps, and every fifth batch has 5 examples.
+PICTURES = RANDOM.normal(size=(ROWS, 8, 8, 3))
+VECTORS = RANDOM.normal(size=(ROWS, 48))
+SERIES = RANDOM.normal(size=(ROWS, 6, 20))
+WORDS = RANDOM.integers(0, 300, size=(ROWS, 6))
+LABELS = RANDOM.integers(0, 4, size=ROWS)
+
+
+class Scaled(L.Layer):
+    """A layer of one's own, with a weight that is read twice and one that no call of another layer reads."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.units, self.inner = units, L.Dense(units, activation="tanh")
+
+    def build(self, shape):
+        self.mix = self.add_weight(shape=(shape[-1], self.units), initializer="glorot_uniform", name="mix")
+        self.scale = self.add_weight(shape=(self.units,), initializer="ones", name="scale")
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x) * self.scale + keras.ops.matmul(
+            keras.ops.tanh(keras.ops.matmul(x, self.mix)), keras.ops.transpose(self.mix)
+        )
+
+
+class Own(keras.Model):
+    """Subclassed, built by its first call; the same layer is called twice, and a weight stands between layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.again, self.last = Scaled(48), L.Dense(48), L.Dense(4)
+        self.between = self.add_weight(shape=(48, 48), initializer="orthogonal", name="between")
+
+    def call(self, x):
+        x = self.again(keras.ops.tanh(self.again(self.first(x))))
+        return self.last(keras.ops.matmul(x, self.between))
+
+
+class Clipped(keras.Model):
+    """A step of one's own, which clips gradients by their norm and returns it."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.2)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss, "norm": norm}
+
+
+class Gan(keras.Model):
+    """Two networks, each with its optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker = keras.Sequential([keras.Input((16,)), L.Dense(130, activation="relu"), L.Dense(48)])
+        self.judge = keras.Sequential([keras.Input((48,)), L.Dense(60, activation="relu"), L.Dense(1)])
+        self.seeds = keras.random.SeedGenerator(5)
+
+    def compile(self, optimizer, other):
+        super().compile()
+        self.judged, self.made = optimizer, other
+
+    def train_step(self, data):
+        noise = keras.random.normal((tf.shape(data)[0], 16), seed=self.seeds, dtype=data.dtype)
+        false = self.maker(noise)
+        with tf.GradientTape() as tape:
+            one = tf.reduce_mean(tf.nn.softplus(self.judge(false)) + tf.nn.softplus(-self.judge(data)))
+        variables = self.judge.trainable_variables
+        self.judged.apply_gradients(zip(tape.gradient(one, variables), variables, strict=True))
+        with tf.GradientTape() as tape:
+            two = tf.reduce_mean(tf.nn.softplus(-self.judge(self.maker(noise))))
+        variables = self.maker.trainable_variables
+        self.made.apply_gradients(zip(tape.gradient(two, variables), variables, strict=True))
+        return {"loss": one, "made": two}
+
+
+def dense(kind=keras.Model):
+    given = keras.Input((48,))
+    x = L.Dense(50, activation="relu", kernel_regularizer="l2", kernel_constraint="max_norm")(given)
+    shared = L.Dense(50, activation="tanh")
+    return kind(given, L.Dense(4)(L.Dropout(0.2, seed=3)(shared(shared(x)))))
+
+
+def conv():
+    layers = [keras.Input((8, 8, 3))]
+    for filters in (16, 20):
+        layers += [L.Conv2D(filters, 3, padding="same", use_bias=False), L.BatchNormalization(), L.ReLU()]
+    return keras.Sequential([*layers, L.Flatten(), L.Dense(4)])
+
+
+def vit():
+    given = keras.Input((8, 8, 3))
+    x = L.Reshape((16, 48))(L.Conv2D(48, 2, strides=2)(given))
+    for _ in range(2):
+        y = L.LayerNormalization()(x)
+        x = x + L.MultiHeadAttention(4, 12)(y, y)
+        x = x + L.Dense(48)(L.Dense(96, activation="gelu")(L.LayerNormalization()(x)))
+    return keras.Model(given, L.Dense(4)(L.GlobalAveragePooling1D()(x)))
+
+
+def lstm():
+    given = keras.Input((6, 20))
+    x = L.Bidirectional(L.LSTM(24, return_sequences=True))(given)
+    return keras.Model(given, L.Dense(4)(L.GRU(40)(x)))
+
+
+def words():
+    given = keras.Input((6,), dtype="int32")
+    x = L.TimeDistributed(L.Dense(64))(L.Embedding(300, 32)(given))
+    return keras.Model(given, L.Dense(4)(L.Flatten()(x)))
+
+
+MODELS = {
+    "dense": (dense, VECTORS),
+    "clipped": (lambda: dense(Clipped), VECTORS),
+    "conv": (conv, PICTURES),
+    "vit": (vit, PICTURES),
+    "lstm": (lstm, SERIES),
+    "words": (words, WORDS),
+    "own": (Own, VECTORS),
+    "gan": (Gan, VECTORS),
+}
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "adamw": lambda: keras.optimizers.AdamW(
+        0.003, weight_decay=0.01, global_clipnorm=0.5, use_ema=True, ema_overwrite_frequency=3
+    ),
+    "each": lambda: keras.optimizers.Adam(0.003, clipnorm=0.05),
+    "accumulating": lambda: keras.optimizers.Adam(0.003, gradient_accumulation_steps=2, global_clipnorm=0.5),
+    "lamb": lambda: keras.optimizers.Lamb(0.003),
+}
+
+
+class Steps(keras.callbacks.Callback):
+    """What each step returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append([float(logs[name]) for name in sorted(logs)])
+
+
+def trained(strategy, case, **compiling):
+    """A model after EPOCHS, what its steps have returned, and what it has evaluated and predicted."""
+    name, optimizer = case.split("/")
+    build, x = MODELS[name]
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        with strategy.scope():
+            model = build()
+            if name == "gan":
+                model.compile(OPTIMIZERS[optimizer](), OPTIMIZERS[optimizer]())
+            else:
+                loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+                model.compile(OPTIMIZERS[optimizer](), loss, **{"jit_compile": False, **compiling})
+        steps, y = Steps(), [] if name == "gan" else [LABELS]
+        model.fit(x, *y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[steps])
+        after = (
+            () if name == "gan" else (model.evaluate(x, *y, batch_size=BATCH, verbose=0), model.predict(x, verbose=0))
+        )
+    finally:
+        keras.config.set_floatx(before)
+    return model, steps.seen, after
+
+
+def found(model, seen, after):
+    """By name, what must be one device's."""
+    slots = [
+        v for each in (getattr(model, n, None) for n in ("optimizer", "judged", "made")) if each for v in each.variables
+    ]
+    weights = [keras.ops.convert_to_numpy(each) for each in (*model.weights, *slots)]
+    return {f"{number:03}": np.asarray(each) for number, each in enumerate((np.array(seen), *after, *weights))}
+
+
+def main():
+    out, weights, *cases = sys.argv[1:]
+    strategy = toolkit.strategies.create("auto", **({"weights": weights} if "TF_CONFIG" in os.environ else {}))
+    np.savez(
+        out, **{f"{case}/{key}": value for case in cases for key, value in found(*trained(strategy, case)).items()}
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Weights of which each worker keeps a part: one device's numbers."""
+
+import pathlib
+
+import numpy as np
+import processes
+import pytest
+
+SCRIPT = pathlib.Path(__file__).with_name("sharded_weights.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cases",
+    [
+        ["dense/adamw", "lstm/sgd", "clipped/sgd"],
+        pytest.param(["conv/adamw", "vit/adamw", "own/sgd", "gan/adamw", "words/adamw"], marks=pytest.mark.long),
+    ],
+    ids=lambda cases: cases[0],
+)
+def test_two_workers_have_one_devices_numbers(tmp_path, cases):
+    seen = []
+    for workers in (1, 2):
+        outs = [[str(tmp_path / f"{workers}-{number}.npz"), "sharded", *cases] for number in range(workers)]
+        threads = {"TF_NUM_INTRAOP_THREADS": "1"}
+        with processes.group([SCRIPT], outs, tmp_path, cluster=workers > 1, **threads) as run:
+            run.succeed(limit=250)
+        seen.append([dict(np.load(out)) for out, *_ in outs])
+    (alone,), (chief, worker) = seen
+    assert {key.rpartition("/")[0] for key in alone} == set(cases)
+    for key, array in alone.items():
+        np.testing.assert_array_equal(chief[key], worker[key], err_msg=f"{key}: workers differ")
+        np.testing.assert_allclose(chief[key], array, rtol=1e-10, atol=1e-10, err_msg=key)

@@ -1,0 +1,28 @@
+"""Several workers compare their first steps with one device's, and come to one verdict."""
+
+import pathlib
+
+import processes
+import pytest
+
+SCRIPT = pathlib.Path(__file__).with_name("workers.py")
+
+
+@pytest.mark.slow
+def test_workers_compute_one_devices_step(tmp_path):
+    with processes.group([SCRIPT], [["none"]] * 2, tmp_path) as run:
+        outputs = run.succeed(limit=150)
+    for each in outputs:
+        compared = [line for line in each.splitlines() if "is one device's" in line]
+        assert [line.split(" is ")[0] for line in compared] == [
+            f"SAID The first step of {call}" for call in ("fit", "evaluate", "predict")
+        ]
+
+
+@pytest.mark.slow
+def test_all_workers_end_where_one_has_found_a_difference(tmp_path):
+    with processes.group([SCRIPT], [["metric"]] * 2, tmp_path) as run:
+        codes = run.wait(limit=150)
+        said = run.outputs
+    assert codes == [2, 2], said
+    assert all("metric accuracy/" in each for each in said)

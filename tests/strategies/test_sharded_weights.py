@@ -1,0 +1,187 @@
+"""Fully sharded weights: the numbers of one device, with a part of each weight on each replica."""
+
+import importlib.util
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from toolkit import strategies
+from toolkit.errors import StrategyError
+from toolkit.strategies.mesh import layout_of
+
+PROGRAM = pathlib.Path(__file__).parents[1] / "multiprocess" / "sharded_weights.py"
+specification = importlib.util.spec_from_file_location("sharded_weights_program", PROGRAM)
+program = importlib.util.module_from_spec(specification)
+specification.loader.exec_module(program)
+
+
+def create(devices, **more):
+    return strategies.create("mirrored", devices=devices, weights="sharded", **more)
+
+
+_ALONE = {}
+
+
+def alone(case):
+    if case not in _ALONE:
+        _ALONE[case] = program.found(*program.trained(tf.distribute.get_strategy(), case))
+    return _ALONE[case]
+
+
+def same(case, found, tolerance=1e-10):
+    wanted = alone(case)
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        np.testing.assert_allclose(found[key], value, rtol=tolerance, atol=tolerance, err_msg=f"{case} {key}")
+
+
+HARDEST = ("vit/adamw", "lstm/sgd", "own/adamw", "gan/adamw")
+CASES = [f"{model}/{optimizer}" for model in program.MODELS for optimizer in ("sgd", "adamw")]
+CASES += [f"dense/{optimizer}" for optimizer in ("each", "accumulating", "lamb")]
+
+
+def marked(cases):
+    return [pytest.param(case, marks=() if case in HARDEST else pytest.mark.long) for case in cases]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", marked(CASES))
+def test_a_model_has_one_devices_numbers(four_devices, case):
+    model, seen, after = program.trained(create(four_devices[:2]), case)
+    assert len(seen) == 20
+    assert any(layout_of(each).used_whole for each in model.trainable_variables)
+    same(case, program.found(model, seen, after))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", marked(["dense/adamw", "vit/adamw"]))
+def test_four_replicas_and_two_groups_of_two_have_one_devices_numbers(four_devices, case):
+    for shards in (None, 2):
+        model, seen, after = program.trained(create(four_devices, shards=shards), case)
+        (weight, *_) = [each for each in model.trainable_variables if layout_of(each).used_whole]
+        elements = int(np.prod(weight.shape))
+        assert [shard.shape for shard in weight.shards] == [(-(-elements // (shards or 4)),)] * 4
+        same(case, program.found(model, seen, after))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_step_that_runs_without_a_graph_has_one_devices_numbers(four_devices):
+    same("dense/adamw", program.found(*program.trained(create(four_devices[:2]), "dense/adamw", run_eagerly=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_several_steps_in_one_call_and_xla_have_one_devices_numbers(four_devices):
+    for compiling in ({"steps_per_execution": 5}, {"jit_compile": True}):  # With XLA, dropout draws other numbers.
+        one, many = (
+            program.found(*program.trained(strategy, "dense/adamw", **compiling))
+            for strategy in (tf.distribute.get_strategy(), create(four_devices[:2]))
+        )
+        for key in sorted(many)[1:]:  # Of several steps in one call, the logs are those of the last.
+            np.testing.assert_allclose(many[key], one[key], rtol=1e-9, atol=1e-10, err_msg=key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_mixed_precision_gathers_16_bits_and_has_replicated_weights_numbers(four_devices, scaled):
+    def trained(**more):
+        keras.utils.set_random_seed(1)
+        strategy = strategies.create("mirrored", devices=four_devices[:2], **more)
+        keras.config.set_dtype_policy("mixed_float16" if scaled else "mixed_bfloat16")
+        try:
+            with strategy.scope():
+                layers = [keras.layers.Dense(64, activation="relu") for _ in range(3)]
+                model = keras.Sequential([keras.Input((48,)), *layers, keras.layers.Dense(4, dtype="float32")])
+                optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+                if scaled:
+                    optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**26)
+                model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        finally:
+            keras.config.set_dtype_policy("float32")
+        history = model.fit(program.VECTORS, program.LABELS, batch_size=8, epochs=3, shuffle=False, verbose=0)
+        return [np.array(history.history["loss"]), *model.get_weights()], model.optimizer
+
+    (wanted, one), (found, many) = trained(), trained(weights="sharded")
+    for first, second in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(first, second, rtol=2e-3, atol=2e-4)
+    if scaled:  # Some steps have overflowed, and were left out by all replicas.
+        assert int(one.iterations.numpy()) == int(many.iterations.numpy()) < 15
+
+
+@pytest.mark.slow
+def test_gradients_of_shards_that_a_loop_of_ones_own_changes_are_refused(four_devices):
+    strategy = create(four_devices[:2])
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((48,)), keras.layers.Dense(64), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+    x = tf.constant(program.VECTORS[:8], tf.float32)
+
+    def step(change):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x[:4]) ** 2) / 8.0
+        optimizer.apply(change(tape.gradient(loss, model.trainable_variables)), model.trainable_variables)
+
+    def clip_first(gradients):
+        gathered = strategies.batch_gradients(gradients, model.trainable_variables)
+        assert gathered[0].shape == (48, 64)
+        return tf.clip_by_global_norm(gathered, 0.5)[0]
+
+    before = model.get_weights()
+    tf.function(lambda: strategy.run(step, args=(clip_first,)))()
+    moved = np.sqrt(sum(np.sum((new - old) ** 2) for new, old in zip(model.get_weights(), before, strict=True)))
+    assert moved == pytest.approx(0.1 * 0.5, rel=1e-4)
+
+    def double(gradients):
+        return [2 * each for each in gradients]
+
+    with pytest.raises(StrategyError, match="each replica has a shard, but it was changed.*batch_gradients"):
+        tf.function(lambda: strategy.run(step, args=(double,)), autograph=False)()
+
+
+@pytest.mark.slow
+def test_what_a_weight_reads_as_is_the_whole_everywhere(four_devices):
+    strategy = create(four_devices)
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((50,)), keras.layers.Dense(51, name="it")])
+    kernel = model.get_layer("it").kernel
+    keras.utils.set_random_seed(1)
+    plain = keras.Sequential([keras.Input((50,)), keras.layers.Dense(51, name="it")])
+    assert np.array_equal(plain.get_weights()[0], kernel.numpy())  # One device's initial value.
+    assert kernel.shards[0].shape == (638,)
+    x = np.eye(50, dtype="float32")
+    np.testing.assert_allclose(model(x), plain(x), rtol=1e-6)
+    values = strategy.experimental_local_results(strategy.run(lambda: kernel * 1.0))
+    assert all(np.array_equal(each, kernel.numpy()) for each in values)
+    model.set_weights([each + 1 for each in plain.get_weights()])
+    np.testing.assert_allclose(model(x), plain(x) + 2.0, rtol=1e-5)
+    strategy.run(lambda: kernel.assign(kernel * 2.0))
+    np.testing.assert_allclose(kernel.numpy(), 2 * (plain.get_weights()[0] + 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [({"weights": "all"}, "weights='all'"), ({"local": strategies.LocalSteps(every=4)}, "weights='sharded'")],
+)
+def test_what_goes_with_no_weights_in_shards_is_refused(four_devices, more, found):
+    with pytest.raises(StrategyError, match=found):
+        strategies.create("mirrored", devices=four_devices, **{"weights": "sharded", **more})
+
+
+def test_a_message_says_once_how_much_is_in_shards(four_devices, caplog):
+    with create(four_devices).scope():
+        layers = [keras.layers.Embedding(100, 64), keras.layers.Flatten(), keras.layers.Dense(64)]
+        model = keras.Sequential([keras.Input((4,)), *layers])
+        model.compile("sgd", "mse")
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            model._maybe_symbolic_build(data_batch=(np.zeros((8, 4)), np.zeros((8, 64))))
+    (said,) = [each.message for each in caplog.records if "kept in shards" in each.message]
+    assert "65.5 kB of 91.4 kB of weights are kept in shards, 16.4 kB on each of 4 replicas" in said
+    assert "embeddings" in said

@@ -1,0 +1,12 @@
+"""A second opinion: a model's first step is computed once more on one device, and compared tensor by tensor.
+
+Who comes here wants to know whether a step of replicas has one device's numbers, on a user's own model and data:
+
+whole_batches  the batch of which replicas have their parts
+plain          the step as plain Keras makes it, with the same objects and plain variables
+state          what a step changes: the variables, and what they hold
+comparing      how far two tensors may be apart, which one device's own rounding says
+first_step     when it is compared, and what comes of it
+
+`plain` has as little as possible of what it judges: no answer of ours, no method that was attached, no strategy.
+"""

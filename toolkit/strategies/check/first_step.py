@@ -1,0 +1,243 @@
+"""The first step of a function of a model, compared with one device's.
+
+The script's own step is made by the function that Keras has made, with what it would have been given: its numbers are
+the same to the bit. Before it the step is traced as plain Keras makes it, and after it that is run, from the same
+variables: once as it is, and once moved by a rounding. Where something differs, it is moved a few times more.
+"""
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies.check import watching
+from toolkit.strategies.check.comparing import Compared, compare, leaves_of
+from toolkit.strategies.check.plain import PlainStep
+from toolkit.strategies.check.state import Of
+from toolkit.strategies.check.watching import Step
+from toolkit.strategies.check.whole_batches import whole_batch
+from toolkit.strategies.options import Options, options_of
+from toolkit.strategies.processes.agreement import gather
+from toolkit.strategies.step.moments import normalisations, normalises_batch
+from toolkit.strategies.upstream.train_function import Around, StepFunction
+from toolkit.support.frames import line_of, users_frame
+
+_LOG = logging.getLogger(__name__)
+REMEDY = "Look at what the script computes there of the whole batch; where all of it is Keras's, please report it"
+_DRAWS = "it draws by a state of TensorFlow's (%s), and never twice the same. keras.random draws what one device draws"
+_CALLS = {"train": "fit", "test": "evaluate", "predict": "predict"}
+_AGAIN = 4  # How often a step that seems to differ is moved by a rounding.
+_ORDER = {each: number for number, each in enumerate(Of)}
+
+
+def check_first(kind: str, model: Any, function: StepFunction) -> None:
+    """Has a function compare its first step with one device's, if the strategy's options ask for it.
+
+    Args:
+        kind: "train", "test" or "predict".
+        model: Of a strategy of several replicas; built and compiled.
+        function: Just made.
+    """
+    if watching.session() is not None:
+        function.put(Around.CHECKING, _Watched(kind, model))
+        return
+    asked = options_of(model.distribute_strategy).check == "first_step"
+
+    def first(within: Callable, batches: Any) -> Any:
+        function.put(Around.CHECKING, None)
+        logs, step = made_and_compared(kind, model, within, batches)
+        if step is not None:
+            conclude(step)
+        return logs
+
+    function.put(Around.CHECKING, first if asked else None)
+
+
+class _Watched:
+    """Stands around a function of a script that is only compared: each call of Keras's ends after its first step."""
+
+    def __init__(self, kind: str, model: Any) -> None:
+        self._kind, self._model, self._compared = kind, model, False
+
+    def __call__(self, within: Callable, batches: Any) -> Any:
+        """Makes a step."""
+        if self._compared:
+            logs = within(batches)
+        else:
+            logs, step = made_and_compared(self._kind, self._model, within, batches)
+            self._compared = step is not None
+            session = watching.session()
+            if step is not None and session is not None:
+                session.steps.append(step)
+        if watching.session() is not None:
+            watching.end_call(self._model, self._kind)
+        return logs
+
+
+def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> tuple[Any, Step | None]:
+    """Makes the script's own step, and returns what that returns, and what came of comparing it; None without data."""
+    taken, spec = _taken(batches, None if kind == "predict" else model.steps_per_execution)
+    if not taken:
+        return within(batches), None  # Which says that there is no more.
+    began, strategy = time.monotonic(), model.distribute_strategy
+    step = Step(_CALLS[kind], model.name, line_of(users_frame(sys._getframe(1))))
+    plain = PlainStep(model, kind, [whole_batch(strategy, each) for each in taken])
+    whys = [each for each in _of_all(strategy, _traced(plain)) if each]
+    if whys:
+        step.skipped = f"one device can't make it: {whys[0]}"
+        return _made(within, taken, spec), step
+    before = [each.copies()[0] for each in plain.held]
+    spent = time.monotonic() - began
+    logs = _made(within, taken, spec)
+    began = time.monotonic()
+    judged = Judged(plain, before, logs)
+    step.tensors = len(judged.tensors)
+    step.dtypes = tuple(sorted({each.dtype for each in judged.tensors if each.dtype.startswith(("float", "bfloat"))}))
+    mine = [each.describe() for each in judged.differs]
+    step.differs = next((tuple(each) for each in map(json.loads, _of_all(strategy, json.dumps(mine))) if each), ())
+    if step.differs:
+        step.known = known_case(model, plain) or ""
+    elif plain.draws:
+        step.skipped = _DRAWS % ", ".join(plain.draws)
+    step.seconds, step.runs = spent + time.monotonic() - began, judged.runs
+    return logs, step
+
+
+def _taken(batches: Any, count: int | None) -> tuple[list, Any]:
+    """Returns the next batches, and the spec by which a function of Keras's sees each; None for that of the batch."""
+    if count is None:
+        return list(batches), None
+    reader: Any = iter(batches)
+    taken: list = []
+    while len(taken) < count:
+        try:
+            taken.append(next(reader))
+        except (StopIteration, tf.errors.OutOfRangeError):
+            break
+    distributed = isinstance(batches, (tf.data.Iterator, tf.distribute.DistributedIterator))
+    return taken, batches.element_spec if distributed else None
+
+
+def _made(within: Callable, taken: list, spec: Any) -> Any:
+    """Makes the script's own step, traced as for an iterator: sizes that aren't known there aren't known here."""
+    if spec is None or tf.config.functions_run_eagerly():
+        return within(taken)
+    made = tf.function(lambda *each: within(list(each)), input_signature=[spec] * len(taken), autograph=False)
+    return made.get_concrete_function()(*taken)  # TensorFlow counts how often functions of one place are traced.
+
+
+def _traced(plain: PlainStep) -> str:
+    """Traces a step as one device would; returns why that can't be, or ""."""
+    try:
+        plain.trace()
+    except Exception as error:  # The user's own code may raise anything.
+        _LOG.debug("On one device", exc_info=True)
+        lines = [each for each in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if each.strip()]
+        return f"{type(error).__name__}: {' '.join(lines[:2])}"
+    return ""
+
+
+def _of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
+    """Returns all processes' texts."""
+    return [each.decode() for each in gather(strategy, text.encode())]
+
+
+class Judged:
+    """What has come of a step, on replicas and on one device.
+
+    Args:
+        plain: One device's step, traced.
+        before: What the variables held before the step.
+        logs: What the script's own step has returned.
+
+    Attributes:
+        tensors: All of them, the nearest to the cause first.
+        runs: How often one device has made the step.
+    """
+
+    def __init__(self, plain: PlainStep, before: Sequence[np.ndarray], logs: Any) -> None:
+        self.plain, self.before = plain, before
+        self._ours = [each.copies() for each in plain.held]
+        self._logs = tf.nest.map_structure(np.asarray, logs)
+        self._one, self._moved = plain.run(before), [plain.run(before, draw=1)]
+        self.tensors = self._compared()
+        if self.differs:
+            self._moved += [plain.run(before, draw=draw) for draw in range(2, 1 + _AGAIN)]
+            self.tensors = self._compared()
+        self.runs = 1 + len(self._moved)
+
+    @property
+    def differs(self) -> list[Compared]:
+        """Those that rounding doesn't explain."""
+        return [each for each in self.tensors if each.differs]
+
+    def _compared(self) -> list[Compared]:
+        eps, found = self.plain.eps, []
+        for number, (held, copies) in enumerate(zip(self.plain.held, self._ours, strict=True)):
+            moved = [each[1][number] for each in self._moved]
+            every = [compare(held.name, held.of, copy, self._one[1][number], moved, eps) for copy in copies]
+            found.append(max(every, key=lambda each: each.apart))
+        ours, one = dict(leaves_of(self._logs)), dict(leaves_of(self._one[0]))
+        others = [dict(leaves_of(each[0])) for each in self._moved]
+        for name, value in one.items():
+            there = ours.get(name, np.zeros([0]))
+            found.append(compare(f"the log {name}", Of.LOG, there, value, [each[name] for each in others], eps))
+        return sorted(found, key=lambda each: _ORDER[each.of])
+
+
+def conclude(step: Step) -> None:
+    """Says what was found.
+
+    Raises:
+        StrategyError: The step isn't one device's, on all processes alike.
+    """
+    if step.skipped:
+        _LOG.warning("The first step of %s isn't compared with one device's: %s", step.call, step.skipped)
+    elif not step.differs:
+        _LOG.info(
+            "The first step of %s is one device's: %d tensors are the same in %s, but for rounding (%.1f s: a trace "
+            "and %d steps on one device)",
+            step.call,
+            step.tensors,
+            " and ".join(step.dtypes),
+            step.seconds,
+            step.runs,
+        )
+    elif step.known:
+        _LOG.warning(
+            "The first step of %s isn't one device's: %s. That is so because %s",
+            step.call,
+            step.differs[0],
+            step.known,
+        )
+    else:
+        raise StrategyError(
+            asked=f'create(check="first_step") compares the first step of {step.call} with the same on one device',
+            found=f"{step.differs[0]}. {len(step.differs)} of {step.tensors} tensors differ",
+            remedy=REMEDY + ". Without check the script trains with these numbers",
+        )
+
+
+def known_case(model: Any, plain: PlainStep) -> str | None:
+    """Returns for which known reason a step differs from one device's; None if there is none."""
+    options: Options = options_of(model.distribute_strategy)
+    if options.local is not None:
+        return "replicas train by themselves (LocalSteps)"
+    if options.gradients.compression != "none":
+        return f"gradients are compressed ({options.gradients.compression})"
+    if options.gradients.dtype != "float32":
+        return f"gradients are exchanged in {options.gradients.dtype}"
+    if any(each.trainable and not normalises_batch(each, options) for each in normalisations(model)):
+        return 'each replica normalises its own share of a batch (batch_statistics="replica")'
+    if plain.draws:
+        return (
+            f"it draws by a state of TensorFlow's ({', '.join(plain.draws)}). keras.random draws what one device draws"
+        )
+    return None

@@ -1,0 +1,273 @@
+"""A step as plain Keras makes it on one device: the same model and objects, beside the strategy's own step.
+
+While it is traced, each Keras variable holds a plain `tf.Variable`, nothing of Keras's is replaced, methods that were
+attached are away, and no strategy is in scope: a thread has its own. Optimizers really apply. Afterwards everything is
+as it was; what the step has drawn and changed are the plain variables.
+
+A rounding moves each number by a part of itself, up or down by chance. `run` moves weights, inputs and gradients so,
+and what that changes of a result is what rounding may change of it: gradients too, since those that are zero on paper
+are what rounding makes of them, and Adam makes a whole step of the smallest.
+"""
+
+import contextlib
+import copy
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from toolkit.strategies.check.state import Held, Of, held_by, models_within
+from toolkit.strategies.step import xla
+from toolkit.strategies.upstream import private, train_function
+from toolkit.strategies.upstream.attributes import layers_within
+from toolkit.strategies.upstream.wrapping import away
+from toolkit.strategies.variables import optimizers_of
+from toolkit.support.graphs import outside
+
+_SEEDS = "global_seed_generator"  # Keras's name for it.
+_NAMES = "object_name_uids"  # Which names of layers Keras has given.
+
+
+class PlainStep:
+    """A model's `train_step`, `test_step` or `predict_step`, as one device makes it.
+
+    Args:
+        model: Of a strategy of several replicas; built and compiled.
+        kind: "train", "test" or "predict".
+        batches: Whole batches, as many as a call of the model's function takes.
+
+    Attributes:
+        held: What the step may change; complete once it is traced.
+        eps: One rounding of the coarsest dtype in which the model computes.
+        draws: The types of operations that draw by a state of TensorFlow's; known once it is traced.
+    """
+
+    def __init__(self, model: Any, kind: str, batches: Sequence[Any]) -> None:
+        self._model, self._kind = model, kind
+        self._structure = list(batches)
+        self._leaves = [each for each in tf.nest.flatten(self._structure) if each is not None]
+        self._seeds = private.global_state.get_global_attribute(_SEEDS)
+        self.held = held_by(model, [] if self._seeds is None else [self._seeds])
+        self.eps = rounding_of(model, self._leaves)
+        self.draws: list[str] = []
+        self._call: Callable[[list], Any] | None = None
+        self._plain: list[Any] = []  # For each of `held`.
+        self._moves: Any = None
+        self._of_thread = dict(vars(private.global_state.GLOBAL_STATE_TRACKER))
+
+    def trace(self) -> None:
+        """Traces the step, and changes nothing.
+
+        Raises:
+            Whatever the model's own step raises on one device.
+        """
+        outside(self._trace)
+
+    def run(self, before: Sequence[np.ndarray], *, draw: int = 0) -> tuple[Any, list[np.ndarray]]:
+        """Makes the step.
+
+        Args:
+            before: What each of `held` holds before it.
+            draw: Moves weights, inputs and gradients by a rounding, each number of this another way; 0 moves nothing.
+
+        Returns:
+            What the model's function returns, of NumPy arrays; and what each of `held` holds then.
+        """
+        return outside(lambda: self._run(before, draw))
+
+    def _run(self, before: Sequence[np.ndarray], draw: int) -> tuple[Any, list[np.ndarray]]:
+        chance = np.random.default_rng(draw)
+        for held, plain, value in zip(self.held, self._plain, before, strict=True):
+            plain.assign(moved(value, self.eps, chance) if draw and held.is_moved else value)
+        self._moves.assign([self.eps if draw else 0.0, float(draw)])
+        leaves = [tf.nest.map_structure(lambda x: _moved(x, self.eps, chance), x, expand_composites=True) if draw else x
+                  for x in self._leaves]  # fmt: skip
+        logs = self._call(leaves)  # type: ignore[misc]
+        return keras.tree.map_structure(_array, logs), [each.numpy() for each in self._plain]
+
+    def _trace(self) -> None:
+        self._plain = [_plain_variable(each) for each in self.held]
+        self._moves = tf.Variable([0.0, 0.0], dtype=tf.float64, trainable=False)
+        if self._model.run_eagerly:
+            self._call = self._eagerly
+            return
+        with self._as_plain_keras():
+            function = train_function.made_anew(self._model, self._kind)
+            traced = tf.function(lambda leaves: function(self._packed(leaves)), autograph=False)
+            concrete = traced.get_concrete_function(self._leaves)
+        self._take_in(concrete)
+        operations = {each.type for each in concrete.graph.get_operations()}
+        operations |= {each.op for one in concrete.graph.as_graph_def().library.function for each in one.node_def}
+        self.draws = sorted(each for each in operations if _draws_by_state(each))
+        self._call = concrete
+
+    def _eagerly(self, leaves: list) -> Any:
+        with self._as_plain_keras():
+            function = train_function.made_anew(self._model, self._kind)
+            return function(self._packed(leaves))
+
+    def _packed(self, leaves: Sequence[Any]) -> list:
+        given = iter(leaves)
+        every = [None if each is None else next(given) for each in tf.nest.flatten(self._structure)]
+        return tf.nest.pack_sequence_as(self._structure, every)
+
+    def _take_in(self, concrete: Any) -> None:
+        """Gives the function a copy of each variable that it has found by itself, such as a global one of the script's.
+
+        It must not change the script's.
+        """
+        own = {id(each.handle) for each in (*self._plain, self._moves)}
+        by_handle = {id(each.handle): each for each in concrete.variables}
+        captured = list(concrete.captured_inputs)
+        for number, handle in enumerate(captured):
+            variable = by_handle.get(id(handle))
+            if handle.dtype == tf.resource and variable is not None and id(handle) not in own:
+                held = Held(variable.name.partition(":")[0], Of.STATE, None, value=variable)
+                copied = _plain_variable(held)
+                self.held.append(held)
+                self._plain.append(copied)
+                captured[number] = copied.handle
+        concrete.set_external_captures(captured)
+
+    @contextlib.contextmanager
+    def _as_plain_keras(self) -> Iterator[None]:
+        """A context in which the model is plain Keras's, with plain variables. It is entered in another thread."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(random.setstate, random.getstate())
+            stack.callback(np.random.set_state, np.random.get_state(legacy=True))
+            stack.enter_context(away())
+            self._set_thread()
+            put = _Put(stack)
+            for each, plain in zip(self.held, self._plain, strict=True):
+                if each.variable is None and each.holder is not None:
+                    put(each.holder, each.attribute, plain)
+                elif each.variable is not None:
+                    put(each.variable, "_value", plain)
+                    if hasattr(each.variable, "_plain"):  # A shard of it, outside of a step the whole.
+                        put(each.variable, "_plain", plain)
+            for each in models_within(self._model):
+                put(each, "_distribute_strategy", None)
+            put(self._model, "_jit_compile", xla.meant_alone(self._model) and not self._model.run_eagerly)
+            for each in layers_within(self._model):
+                put(each, "_losses", [])
+                put(each, "_loss_ids", set())
+            for each in optimizers_of(self._model):
+                for one in filter(None, (each, getattr(each, "inner_optimizer", None))):
+                    put(one, "_distribution_strategy", tf.distribute.get_strategy())
+                    if getattr(one, "_trainable_variables_indices", None) is not None and one.built:
+                        keys = {one._var_key(v): number for number, v in enumerate(one._trainable_variables)}
+                        put(one, "_trainable_variables_indices", keys)
+                put(each, "apply", functools.partial(self._apply, each))
+            yield
+
+    def _set_thread(self) -> None:
+        """Gives this thread what Keras keeps for the script's, such as its policy, and its own counts of names."""
+        for name, value in self._of_thread.items():
+            private.global_state.set_global_attribute(name, copy.deepcopy(value) if name == _NAMES else value)
+
+    def _apply(self, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        """Applies gradients as the optimizer's class does, after a rounding has moved them."""
+        grads = list(grads)
+        sizes = [_size(each) for each in grads]
+        variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
+        layers = [each.path.rpartition("/")[0] for each in variables] if len(variables) == len(grads) else sizes
+        # Of what cancels, such as the gradient of a bias before a normalisation, what is left is as large as a rounding
+        # of what the layer's other gradients are made of.
+        largest = [
+            tf.reduce_max([size for size, of in zip(sizes, layers, strict=True) if size is not None and of == layer])
+            if own is not None
+            else None
+            for own, layer in zip(sizes, layers, strict=True)
+        ]
+        grads = [self._with_noise(*each) for each in zip(range(len(grads)), grads, largest, strict=True)]
+        return type(optimizer).apply(optimizer, grads, trainable_variables)
+
+    def _with_noise(self, number: int, gradient: Any, size: Any) -> Any:
+        if gradient is None:
+            return None
+        if isinstance(gradient, tf.IndexedSlices):
+            values = self._with_noise(number, gradient.values, size)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        eps, draw = self._moves[0], tf.cast(self._moves[1], tf.int32)
+        drawn = tf.random.stateless_uniform(tf.shape(gradient), tf.stack([draw, number]), dtype=tf.float32)
+        noise = tf.cast(tf.cast(tf.sign(drawn - 0.5), tf.float64) * eps * size, gradient.dtype)
+        return tf.where(eps > 0, gradient + noise, gradient)
+
+
+class _Put:
+    """Sets attributes until a context ends, past what Keras does when one is set."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+
+    def __call__(self, owner: Any, name: str, value: Any) -> None:
+        own = vars(owner)
+        if name in own:
+            self._stack.callback(own.__setitem__, name, own[name])
+        else:
+            self._stack.callback(own.pop, name, None)
+        own[name] = value
+
+
+def _plain_variable(held: Held) -> Any:
+    value = held.value if held.variable is None else held.variable._value
+    shape = value.shape if held.variable is None else held.variable.shape
+    zeros = tf.zeros(shape, value.dtype) if value.dtype != tf.string else tf.fill(shape, "")
+    return tf.Variable(zeros, trainable=value.trainable, name=value.name.partition(":")[0])
+
+
+def _size(gradient: Any) -> Any:
+    if gradient is None:
+        return None
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.reduce_max(tf.abs(tf.cast(values, tf.float64))) if tf.as_dtype(values.dtype).is_floating else None
+
+
+def _draws_by_state(operation: str) -> bool:
+    return operation.startswith(
+        ("Random", "TruncatedNormal", "ParameterizedTruncated", "Multinomial", "Stateful")
+    ) and (not operation.startswith(("StatefulPartitionedCall", "RandomDataset")))
+
+
+def _array(leaf: Any) -> Any:
+    return leaf.numpy() if tf.is_tensor(leaf) and hasattr(leaf, "numpy") else np.asarray(leaf)
+
+
+def rounding_of(model: Any, leaves: Sequence[Any] = ()) -> float:
+    """Returns one rounding, relative to a number, of the coarsest dtype in which a model computes."""
+    named = [getattr(each, "compute_dtype", None) for each in layers_within(model)]
+    named += [each.dtype.name for each in leaves if tf.is_tensor(each) and each.dtype.is_floating]
+    dtypes = {tf.as_dtype(each) for each in named if each}
+    return max((eps_of(each) for each in dtypes if each.is_floating), default=eps_of(tf.float32))
+
+
+def eps_of(dtype: Any) -> float:
+    """Returns the distance from 1 to the next number of a floating dtype."""
+    return {2: 2.0**-10, 4: 2.0**-23, 8: 2.0**-52}[tf.as_dtype(dtype).size] * (8 if dtype == tf.bfloat16 else 1)
+
+
+def moved(value: np.ndarray, eps: float, chance: np.random.Generator) -> np.ndarray:
+    """Returns numbers that a rounding has moved up or down; whole ones, such as counts or classes, stay.
+
+    Args:
+        value: Of any dtype; what isn't floating stays.
+        eps: The rounding, as a part of a number.
+        chance: Draws which are moved up.
+    """
+    if not tf.as_dtype(value.dtype).is_floating or not value.size:
+        return value
+    exact = value.astype(np.float64)
+    signs = chance.integers(0, 2, exact.shape) * 2.0 - 1.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = np.where(exact == np.round(exact), exact, exact * (1.0 + eps * signs))
+    return found.astype(value.dtype)
+
+
+def _moved(x: Any, eps: float, chance: np.random.Generator) -> Any:
+    if not x.dtype.is_floating:
+        return x
+    return tf.constant(moved(x.numpy(), eps, chance), x.dtype)

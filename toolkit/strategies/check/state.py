@@ -1,0 +1,102 @@
+"""What a step changes: the variables of a model, its optimizers and its metrics, and what they hold."""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from toolkit.strategies.step.sharded_variable import ReadTogether
+from toolkit.strategies.upstream.attributes import layers_within
+from toolkit.strategies.variables import keras_variables, optimizers_of, tensorflow_variables
+
+
+class Of(enum.Enum):
+    """What a tensor belongs to, in the order in which a step's are named: the nearest to the cause first."""
+
+    OUTPUT = "an output"
+    SLOT = "the optimizer's"
+    WEIGHT = "a weight"
+    STATE = "a state"
+    METRIC = "a metric's"
+    LOG = "a log"
+
+
+@dataclasses.dataclass
+class Held:
+    """A variable of a script's.
+
+    Attributes:
+        name: Such as "sequential/dense/kernel".
+        of: What it belongs to.
+        variable: Keras's; None for a `tf.Variable` that stands in no Keras variable.
+        holder: Whose attribute that is; None for one that the step has by itself.
+        attribute: The attribute's name.
+        value: The `tf.Variable`, which may be one for each replica.
+        is_moved: Whether it is a weight, which a rounding may move.
+    """
+
+    name: str
+    of: Of
+    variable: Any
+    holder: Any = None
+    attribute: str = ""
+    value: Any = None
+    is_moved: bool = False
+
+    def copies(self) -> list[np.ndarray]:
+        """Returns what each replica of this process has of it; one value of what is added up over replicas.
+
+        With several processes it is a collective.
+        """
+        if isinstance(self.variable, ReadTogether):
+            return [self.variable.numpy()]
+        held = self.value if self.variable is None else self.variable._value
+        if not isinstance(held, tf.distribute.DistributedValues):
+            return [held.numpy()]
+        if held.synchronization == tf.VariableSynchronization.ON_READ:
+            if held.aggregation in (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN):
+                return [held.value().numpy()]
+            if held.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+                return [held.distribute_strategy.experimental_local_results(held)[0].numpy()]
+        return [each.numpy() for each in held.distribute_strategy.experimental_local_results(held)]
+
+
+def held_by(model: keras.Model, generators: Sequence[Any] = ()) -> list[Held]:
+    """Returns the variables of a model, its metrics and its optimizers.
+
+    Args:
+        model: Built and compiled.
+        generators: Seed generators that the model doesn't have, such as that for calls without a seed.
+    """
+    weights, metrics = {id(v) for v in model.weights}, {id(v) for v in model.metrics_variables}
+    slots = {id(v): each.name for each in optimizers_of(model) for v in each.variables}
+
+    def one(variable: Any) -> Held:
+        key = id(variable)
+        if key in slots and key not in weights:
+            return Held(f"{slots[key]}: {variable.path.partition('/')[2] or variable.path}", Of.SLOT, variable)
+        if key in metrics:
+            return Held(f"metric {variable.path}", Of.METRIC, variable)
+        trains = bool(variable.trainable)
+        floating = tf.as_dtype(variable.dtype).is_floating
+        return Held(variable.path, Of.WEIGHT if trains else Of.STATE, variable, is_moved=key in weights and floating)
+
+    every = keras_variables(model)
+    found = [one(each) for each in every]
+    others = [each.state for each in generators if all(each.state is not known for known in every)]
+    found += [Held("the seed of calls without one", Of.STATE, each) for each in others]
+    plain = {id(v._value) for v in every}
+    return found + [
+        Held(f"{layer.name}.{name}", Of.STATE, None, layer, name, value)
+        for layer, name, value in tensorflow_variables(model)
+        if id(value) not in plain
+    ]
+
+
+def models_within(model: keras.Model) -> list[Any]:
+    """Returns a model and the models among its layers."""
+    return [each for each in layers_within(model) if isinstance(each, keras.Model)]

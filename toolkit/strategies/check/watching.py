@@ -1,0 +1,91 @@
+"""A script that is only compared: `toolkit compare` runs it, and each of its calls ends after the first step.
+
+This file imports no TensorFlow: a run asks it where to write before anything else is there.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+
+@dataclasses.dataclass
+class Step:
+    """A step that was compared, or couldn't be.
+
+    Attributes:
+        call: "fit", "evaluate" or "predict".
+        model: The model's name.
+        line: The script's line that made the call.
+        tensors: How many were compared.
+        dtypes: Those of the floating ones.
+        differs: What isn't one device's, in words, the nearest to the cause first.
+        known: Why that is so, where the reason is a known one; "" otherwise.
+        skipped: Why nothing could be compared; "" otherwise.
+        seconds: How long it took, beside the script's own step.
+        runs: How often one device has made the step.
+    """
+
+    call: str
+    model: str
+    line: str
+    tensors: int = 0
+    dtypes: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+    known: str = ""
+    skipped: str = ""
+    seconds: float = 0.0
+    runs: int = 0
+
+
+@dataclasses.dataclass
+class Session:
+    """What has come of a script that is compared.
+
+    Attributes:
+        folder: Where its runs write.
+        steps: What was compared, in order.
+        runs: How many runs have begun.
+    """
+
+    folder: pathlib.Path
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    runs: int = 0
+
+
+_session: Session | None = None
+
+
+def session() -> Session | None:
+    """Returns the session of the script that is only compared; None where a script runs as usual."""
+    return _session
+
+
+def run_directory() -> pathlib.Path | None:
+    """Returns another directory for each run of a script that is only compared; None where a run writes as usual."""
+    if _session is None:
+        return None
+    _session.runs += 1
+    return _session.folder / f"run-{_session.runs}"
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Session]:
+    """A context in which the first step of each function is compared, and what is found is kept."""
+    global _session
+    with tempfile.TemporaryDirectory(prefix="toolkit-compare-") as folder:
+        _session = Session(pathlib.Path(folder))
+        try:
+            yield _session
+        finally:
+            _session = None
+
+
+_STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
+
+
+def end_call(model: Any, kind: str) -> None:
+    """Has Keras's loop end after this step."""
+    setattr(model, _STOPS[kind], True)

@@ -1,0 +1,89 @@
+"""The whole batch, as one device would be given it, of which each replica has its part."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from toolkit.strategies.batches import Part, has_shape
+from toolkit.strategies.processes.agreement import gather, processes
+
+
+def whole_batch(strategy: tf.distribute.Strategy, given: Any) -> Any:
+    """Returns a batch with the rows of all replicas, in the batch's order. With several processes it is a collective.
+
+    Args:
+        strategy: Whose replicas were given it.
+        given: What its `run` is given: a `Part`, or any structure; each tensor may be a replica's own.
+    """
+    part = given if isinstance(given, Part) else Part(given, None, {})
+    leaves, local = tf.nest.flatten(part.batch), len(strategy.extended.worker_devices)
+    every = [[_plain(each) for each in _of_each(strategy, leaf, local)] for leaf in leaves]
+    own: list[int | None] = (
+        [None] * local if part.rows is None else [int(each) for each in _of_each(strategy, part.rows, local)]
+    )
+    mine = [[values[place] for values in every] for place in range(local)]
+    if processes(strategy) > 1:
+        mine, own = _of_all_processes(strategy, mine, own)
+    tables = set(map(int, part.tables))
+    joined = [_joined([each[number] for each in mine], own, number in tables) for number in range(len(leaves))]
+    return tf.nest.pack_sequence_as(part.batch, joined)
+
+
+def _of_each(strategy: tf.distribute.Strategy, leaf: Any, count: int) -> list:
+    """Returns what each replica of this process has."""
+    found = strategy.experimental_local_results(leaf)
+    return list(found) if len(found) == count else [leaf] * count
+
+
+def _plain(leaf: Any) -> Any:
+    """Returns a tensor, or None for what stands in Keras's batches in the place of labels that aren't there."""
+    if leaf is None or isinstance(leaf, tf.experimental.Optional):
+        return None
+    return leaf if has_shape(leaf) and tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
+
+
+def _joined(parts: Sequence[Any], rows: Sequence[int | None], is_table: bool) -> Any:
+    if parts[0] is None or is_table or parts[0].shape.rank == 0:
+        return parts[0]
+    kept = [each for each, count in zip(parts, rows, strict=True) if count is None or count > 0]
+    if not kept:
+        return parts[0][:0]
+    if len(kept) == 1:
+        return kept[0]
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, kept, expand_nonconcat_dims=True)
+    return tf.concat(kept, 0)
+
+
+def _of_all_processes(
+    strategy: tf.distribute.Strategy, mine: list[list], rows: list[int | None]
+) -> tuple[list[list], list[int | None]]:
+    """Returns the parts of all replicas of all processes, in the order of the batch's rows."""
+    everybodys = [_unpacked(raw, mine) for raw in gather(strategy, _packed(mine, rows))]
+    # As `batches.shares_of_worker` deals them: the first of each process, then the second of each.
+    places = [(process, place) for place in range(len(mine)) for process in range(len(everybodys))]
+    parts = [everybodys[process][0][place] for process, place in places]
+    return parts, [everybodys[process][1][place] for process, place in places]
+
+
+def _packed(mine: list[list], rows: list[int | None]) -> bytes:
+    file = io.BytesIO()
+    tensors = tf.nest.flatten(mine, expand_composites=True)
+    raw = [b"" if each is None else tf.io.serialize_tensor(each).numpy() for each in tensors]
+    arrays: dict[str, Any] = {str(number): np.frombuffer(each, np.uint8) for number, each in enumerate(raw)}
+    np.savez(file, rows=np.array([-1 if each is None else each for each in rows], np.int64), **arrays)
+    return file.getvalue()
+
+
+def _unpacked(raw: bytes, like: list[list]) -> tuple[list[list], list[int | None]]:
+    held = np.load(io.BytesIO(raw))
+    tensors = tf.nest.flatten(like, expand_composites=True)
+    own = [
+        None if each is None else tf.io.parse_tensor(held[str(number)].tobytes(), each.dtype)
+        for number, each in enumerate(tensors)
+    ]
+    rows = [None if each < 0 else int(each) for each in held["rows"]]
+    return tf.nest.pack_sequence_as(like, own, expand_composites=True), rows

@@ -1,0 +1,262 @@
+"""Fully sharded weights (ZeRO stage 3, FSDP): layers of any class, of whose weights each replica keeps a part.
+
+Rajbhandari et al., arXiv 1910.02054, stage 3. At rest a weight lies flat, in shards, among the replicas of a group. A
+step reads the whole, which its replicas gather where the weight is read, in the dtype in which the layer computes. The
+gradient of a gather is a reduce-scatter: of the gradients that replicas have of the whole, weighted by their shares of
+the batch, each gets its shard's sum. Optimizers are given shards, and keep slots for them.
+
+    shard  ->  all-gather: the whole  ->  the layer  ->  its gradient g_r  ->  * w_r  ->  reduce-scatter
+
+A weight is cut in `Layer._track_variable`, by which a layer takes a weight that it has made; so it is whole for no
+longer than that, and its initial value is one device's. Outside of steps a weight reads as the whole, too.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from toolkit.errors import StrategyError
+from toolkit.strategies import mesh
+from toolkit.strategies.context import this_step
+from toolkit.strategies.mesh import Layout, is_of_whole, layout_of
+from toolkit.strategies.options import options_of
+from toolkit.strategies.step import collectives
+from toolkit.strategies.step.gradients import Gradients, sent_as
+from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
+from toolkit.strategies.upstream import private
+
+_LOG = logging.getLogger(__name__)
+_SMALLEST = 2048  # Elements. An exchange of fewer takes longer than the memory is worth.
+_LAYOUT = Layout(axis=None, used_whole=True)
+_NOTED = "_toolkit_noted_shards"
+# Their gradients are rows: a gathered table and its whole gradient would take more memory than a table at rest.
+_TABLES = tuple(
+    getattr(keras.layers, name) for name in ("Embedding", "ReversibleEmbedding") if hasattr(keras.layers, name)
+)
+
+
+class ShardedWeight(ReplicaShardedVariable):
+    """A weight that each replica keeps a shard of, and that reads as the whole.
+
+    Only what updates it, with `this_step.by_shard`, reads this replica's shard.
+    """
+
+    @property
+    def value(self) -> Any:
+        """The whole: in a step gathered by its replicas; the shard where the step is by shard."""
+        if self._value is None or self._plain is not None or this_step.by_shard:
+            return super().value
+        scope = private.global_state.get_global_attribute("stateless_scope")
+        known = scope.get_current_value(self) if scope is not None else None
+        if known is not None:
+            return self._maybe_autocast(known)
+        if this_step.recorded is not None:  # Without values: the same on all replicas, and it depends on no example.
+            return self._maybe_autocast(tf.broadcast_to(tf.reshape(self.shards[0], [-1])[0], self._shape))
+        if this_step.strategy is self.strategy and this_step.count > 1:
+            return self._in_step()
+        return self._maybe_autocast(self.whole())
+
+    @property
+    def handle(self) -> Any:
+        """By which a tape knows it: that of this replica's shard."""
+        return self._value.handle
+
+    def assign(self, value: Any) -> Any:
+        """As of `ReplicaShardedVariable`; what a stateless scope takes is the whole."""
+        if private.global_state.get_global_attribute("stateless_scope") is not None:
+            return keras.Variable.assign(self, value)
+        return super().assign(value)
+
+    def _initialize_with_initializer(self, initializer: Callable) -> None:
+        keras.Variable._initialize_with_initializer(self, initializer)  # One device's value, on every worker.
+        self.cut()
+
+    def cut(self) -> None:
+        """Keeps this replica's shard of the value in its place."""
+        first = self.shards[0].numpy()
+        self._value = None
+        super()._initialize_with_initializer(lambda *_, **__: first)
+
+    def _in_step(self) -> tf.Tensor:
+        """Returns the whole, with a gradient of which each replica gets its shard's sum."""
+        collectives.check_piece()
+        with _in_graph_of_step():  # Also for a branch or a loop, where replicas can't meet.
+            return _gathered(self, self._value.read_value(), tf.as_dtype(self.dtype))
+
+
+@contextlib.contextmanager
+def _in_graph_of_step() -> Iterator[None]:
+    graph = this_step.graph
+    if graph is None or tf.compat.v1.get_default_graph() is graph:
+        yield
+        return
+    with graph.as_default():
+        yield
+
+
+def _gathered(variable: ShardedWeight, shard: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    @tf.custom_gradient
+    def gather(shard: tf.Tensor) -> tuple:
+        return variable.gather(tf.cast(shard, dtype)), lambda upstream: _scattered(variable, upstream)
+
+    return gather(shard)
+
+
+def _scattered(variable: ShardedWeight, upstream: Any) -> tf.Tensor:
+    """Returns the shard of the whole batch's gradient, from this replica's of the whole."""
+    share, graph = this_step.share, this_step.graph
+    if graph is not None and tf.compat.v1.get_default_graph() is not graph:
+        raise StrategyError(
+            asked=f"the gradient of {variable.path}, a sharded weight, in a branch, a loop or a function of the step",
+            found="replicas exchange it where it is computed, and they can't meet there",
+            remedy='Call tape.gradient outside of it, or leave weights="sharded" out',
+        )
+    whole = tf.cast(tf.convert_to_tensor(upstream), variable._value.dtype)
+    if share is not None and not share.in_loss:  # A replica without examples has no mean: 0 / 0.
+        whole = tf.math.multiply_no_nan(whole, tf.cast(share.exchanged_weight, whole.dtype))
+
+    @tf.custom_gradient
+    def scatter(whole: tf.Tensor) -> tuple:
+        return variable.scatter(whole, sent_as()), _refuse
+
+    def _refuse(*_: Any) -> None:
+        raise StrategyError(
+            asked=f"the gradient of {variable.path}, a sharded weight, is differentiated once more",
+            found="each replica has a shard of that gradient only",
+            remedy='Leave weights="sharded" out for a step that differentiates gradients by weights',
+        )
+
+    return scatter(whole)
+
+
+# What is done with gradients of shards between a tape and an optimizer.
+#
+# The tape of a step that only hands them on returns those of shards. A step that may read them, such as to clip them by
+# their norm, is given those of whole weights, of which an optimizer takes the shards again. In one's own loop that is
+# `batch_gradients`.
+
+
+_MARK = "_toolkit_of_shard"
+
+
+def of_shards(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    """Returns what `tf.GradientTape.gradient` does, with gradients of shards known as such."""
+    found = original(tape, target, sources, *args, **kwargs)
+    for gradient, variable in zip(tf.nest.flatten(found), tf.nest.flatten(sources), strict=True):
+        if gradient is not None and _is_of_shard(gradient, variable):
+            setattr(gradient, _MARK, True)
+    return found
+
+
+def handed_on(gradients: Sequence, variables: Sequence, *, whole: bool) -> list:
+    """Returns gradients of all replicas as a script is given them.
+
+    Args:
+        gradients: A tensor, `tf.IndexedSlices` or None for each variable.
+        variables: Keras variables.
+        whole: Whether those of shards are gathered.
+    """
+
+    def one(gradient: Any, variable: Any) -> Any:
+        if gradient is None or not _is_of_shard(gradient, variable):
+            return gradient
+        if whole:
+            return variable.gather(gradient)
+        setattr(gradient, _MARK, True)
+        return gradient
+
+    return [one(*pair) for pair in zip(gradients, variables, strict=True)]
+
+
+def _is_of_shard(gradient: Any, variable: Any) -> bool:
+    return layout_of(variable).used_whole and not is_of_whole(gradient, variable)
+
+
+def check_untouched(gradients: Sequence, variables: Sequence) -> None:
+    """Refuses gradients of shards that were changed since a tape returned them: a norm of one is no weight's.
+
+    Raises:
+        StrategyError: One was.
+    """
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if gradient is not None and _is_of_shard(gradient, variable) and not hasattr(gradient, _MARK):
+            raise StrategyError(
+                asked=f"an optimizer was given a gradient of {variable.path}, of which each replica has a shard",
+                found="it was changed since tape.gradient returned it",
+                remedy="In your own loop, change what toolkit.strategies.batch_gradients returns, or clip by the "
+                "optimizer's global_clipnorm or clipnorm",
+            )
+
+
+def shards_of_alike(sent: Gradients) -> list:
+    """Returns exchanged gradients, with shards of what all have whole, such as what a step has clipped."""
+    return [
+        variable.shard_of(tf.convert_to_tensor(gradient))
+        if number in sent.alike and gradient is not None and is_of_whole(gradient, variable)
+        else gradient
+        for number, (gradient, variable) in enumerate(zip(sent.values, sent.variables, strict=True))
+    ]
+
+
+# Which weights are cut.
+
+
+def track(original: Callable, layer: Any, variable: Any) -> None:
+    """Takes a weight that a layer has made, cut if it is one that replicas are to keep in shards."""
+    original(layer, variable)
+    strategy = tf.distribute.get_strategy()
+    if shards_weights(strategy) and _is_cut(layer, variable) and tf.distribute.in_cross_replica_context():
+        variable.__class__ = ShardedWeight
+        variable._lay_out(tuple(variable.shape), _LAYOUT)
+        if variable._value is not None:  # Else Keras has it made later.
+            variable.cut()
+
+
+def shards_weights(strategy: Any) -> bool:
+    """Returns whether replicas of a strategy keep shards of weights."""
+    return options_of(strategy).weights == "sharded" and mesh.mesh_of(strategy).shards > 1
+
+
+def _is_cut(layer: Any, variable: Any) -> bool:
+    """Whether replicas are to keep shards of a layer's weight."""
+    return (
+        type(variable) is keras.Variable
+        and variable.trainable
+        and tf.as_dtype(variable._dtype).is_floating
+        and int(np.prod(variable.shape)) >= _SMALLEST
+        and variable.aggregation == "none"
+        and not variable.overwrite_with_gradient
+        and not isinstance(layer, _TABLES)
+    )
+
+
+def note_shards(model: Any) -> None:
+    """Says once how much of a model's weights is in shards, and what stays whole."""
+    if vars(model).get(_NOTED) or not shards_weights(model.distribute_strategy):
+        return
+    object.__setattr__(model, _NOTED, True)
+    count = mesh.mesh_of(model.distribute_strategy).shards
+    cut = [each for each in model.weights if layout_of(each).used_whole]
+    whole = [each for each in model.weights if not layout_of(each).in_shards and int(np.prod(each.shape)) >= _SMALLEST]
+    total = sum(map(_bytes, model.weights))
+    kept = sum(_bytes(each) // count for each in cut)
+    _LOG.info(
+        'weights="sharded": %s of %s of weights are kept in shards, %s on each of %d replicas; %s',
+        *(_size(sum(map(_bytes, cut))), _size(total), _size(kept), count),
+        f"whole stay small ones and {', '.join(each.path for each in whole[:3])}{' and others' * (len(whole) > 3)}"
+        if whole
+        else "small ones stay whole",
+    )
+
+
+def _bytes(variable: Any) -> int:
+    return int(np.prod(variable.shape)) * tf.as_dtype(variable._dtype).size
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
