@@ -19,8 +19,9 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.check import watching
 from toolkit.strategies.check.comparing import Compared, compare, leaves_of
+from toolkit.strategies.check.diagnosis import first_apart
 from toolkit.strategies.check.plain import PlainStep
-from toolkit.strategies.check.state import Of
+from toolkit.strategies.check.state import Of, Saved
 from toolkit.strategies.check.watching import Step
 from toolkit.strategies.check.whole_batches import whole_batch
 from toolkit.strategies.options import Options, options_of
@@ -93,7 +94,7 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
     if whys:
         step.skipped = f"one device can't make it: {whys[0]}"
         return _made(within, taken, spec), step
-    before = [each.copies()[0] for each in plain.held]
+    before, saved = [each.copies()[0] for each in plain.held], Saved(plain.held)
     spent = time.monotonic() - began
     logs = _made(within, taken, spec)
     began = time.monotonic()
@@ -104,6 +105,8 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
     step.differs = next((tuple(each) for each in map(json.loads, _of_all(strategy, json.dumps(mine))) if each), ())
     if step.differs:
         step.known = known_case(model, plain) or ""
+        apart = first_apart(kind, model, taken[0], spec, plain.batches[0], before, saved)
+        step.first = apart[0].describe() if apart else step.differs[0]
     elif plain.draws:
         step.skipped = _DRAWS % ", ".join(plain.draws)
     step.seconds, step.runs = spent + time.monotonic() - began, judged.runs
@@ -214,13 +217,13 @@ def conclude(step: Step) -> None:
         _LOG.warning(
             "The first step of %s isn't one device's: %s. That is so because %s",
             step.call,
-            step.differs[0],
+            step.first,
             step.known,
         )
     else:
         raise StrategyError(
             asked=f'create(check="first_step") compares the first step of {step.call} with the same on one device',
-            found=f"{step.differs[0]}. {len(step.differs)} of {step.tensors} tensors differ",
+            found=f"{step.first}. {len(step.differs)} of {step.tensors} variables and logs differ",
             remedy=REMEDY + ". Without check the script trains with these numbers",
         )
 

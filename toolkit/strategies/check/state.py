@@ -17,7 +17,8 @@ from toolkit.strategies.variables import keras_variables, optimizers_of, tensorf
 class Of(enum.Enum):
     """What a tensor belongs to, in the order in which a step's are named: the nearest to the cause first."""
 
-    OUTPUT = "an output"
+    OUTPUT = "an output of a layer"
+    GRADIENT = "a gradient"
     SLOT = "the optimizer's"
     WEIGHT = "a weight"
     STATE = "a state"
@@ -63,6 +64,41 @@ class Held:
             if held.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
                 return [held.distribute_strategy.experimental_local_results(held)[0].numpy()]
         return [each.numpy() for each in held.distribute_strategy.experimental_local_results(held)]
+
+    def parts(self) -> list[tf.Variable]:
+        """Returns this process's variables of it: one for each replica, or one."""
+        held = self.value if self.variable is None else self.variable._value
+        if not isinstance(held, tf.distribute.DistributedValues):
+            return [held]
+        return list(held.distribute_strategy.experimental_local_results(held))
+
+    @property
+    def differs_by_replica(self) -> bool:
+        """Whether replicas have other values of it by right, as of a sum or a shard."""
+        held = self.value if self.variable is None else self.variable._value
+        read = getattr(held, "synchronization", None) == tf.VariableSynchronization.ON_READ
+        return isinstance(self.variable, ReadTogether) or read
+
+
+class Saved:
+    """What variables held at some time, by replica.
+
+    Args:
+        variables: The variables.
+    """
+
+    def __init__(self, variables: Sequence[Held]) -> None:
+        self._kept = []
+        for held in variables:
+            parts = held.parts()
+            values = [each.numpy() for each in (parts if held.differs_by_replica else parts[:1])]
+            self._kept.append((parts, values))
+
+    def put_back(self) -> None:
+        """Sets the variables to it."""
+        for parts, values in self._kept:
+            for number, part in enumerate(parts):
+                part.assign(values[min(number, len(values) - 1)])
 
 
 def held_by(model: keras.Model, generators: Sequence[Any] = ()) -> list[Held]:
