@@ -159,7 +159,7 @@ class PlainStep:
                         put(each.variable, "_plain", plain)
             for each in models_within(self._model):
                 put(each, "_distribute_strategy", None)
-            if self._notes is not None:  # Nothing that Keras computes is a function of its own then.
+            if self._notes is not None:  # Keras computes all of it in one graph then.
                 put(self._model, "_run_eagerly", True)
             put(self._model, "_jit_compile", xla.meant_alone(self._model) and not self._model.run_eagerly)
             for each in layers_within(self._model):
