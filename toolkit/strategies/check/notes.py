@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.check.state import Of
+from toolkit.strategies.check.state import Of, optimizers_within
 from toolkit.strategies.context import this_step
 from toolkit.strategies.upstream import replaced
 from toolkit.strategies.upstream.wrapping import instead
-from toolkit.strategies.variables import optimizers_of
 from toolkit.support.frames import line_of, users_frame
 
 
@@ -57,7 +56,7 @@ class Notes:
             self.by_replica, self._tensors, self._times = {}, {}, {}
             graph = tf.compat.v1.get_default_graph()
             replaced.LAYER.answer()  # Not while it is replaced here, which ends first.
-            optimizers = [(each, getattr(each, "inner_optimizer", each)) for each in optimizers_of(model)]
+            optimizers = [(each, getattr(each, "inner_optimizer", each)) for each in optimizers_within(model)]
             before = [vars(inner).get(_APPLY) for _, inner in optimizers]
             for _, inner in optimizers:
                 vars(inner)[_APPLY] = self._noting_gradients(getattr(inner, _APPLY), graph)

@@ -21,12 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.check.notes import Notes
-from toolkit.strategies.check.state import Held, Of, held_by, models_within
+from toolkit.strategies.check.state import Held, Of, held_by, models_within, optimizers_within
 from toolkit.strategies.step import xla
 from toolkit.strategies.upstream import private, train_function
 from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.strategies.upstream.wrapping import away
-from toolkit.strategies.variables import optimizers_of
 from toolkit.support.graphs import outside
 
 _SEEDS = "global_seed_generator"  # Keras's name for it.
@@ -165,7 +164,7 @@ class PlainStep:
             for each in layers_within(self._model):
                 put(each, "_losses", [])
                 put(each, "_loss_ids", set())
-            for each in optimizers_of(self._model):
+            for each in optimizers_within(self._model):
                 for one in filter(None, (each, getattr(each, "inner_optimizer", None))):
                     put(one, "_distribution_strategy", tf.distribute.get_strategy())
                     if getattr(one, "_trainable_variables_indices", None) is not None and one.built:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -38,6 +38,7 @@ class Held:
         attribute: The attribute's name.
         value: The `tf.Variable`, which may be one for each replica.
         is_moved: Whether it is a weight, which a rounding may move.
+        of_mean: Whether it is a mean's: of one number for a batch replicas count each, and the mean is the same.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Held:
     attribute: str = ""
     value: Any = None
     is_moved: bool = False
+    of_mean: bool = False
 
     def copies(self) -> list[np.ndarray]:
         """Returns what each replica of this process has of it; one value of what is added up over replicas.
@@ -108,20 +110,24 @@ def held_by(model: keras.Model, generators: Sequence[Any] = ()) -> list[Held]:
         model: Built and compiled.
         generators: Seed generators that the model doesn't have, such as that for calls without a seed.
     """
-    weights, metrics = {id(v) for v in model.weights}, {id(v) for v in model.metrics_variables}
-    slots = {id(v): each.name for each in optimizers_of(model) for v in each.variables}
+    every_metric = [part for each in model.metrics for part in _with_parts(each)]
+    weights, metrics = {id(v) for v in model.weights}, {id(v) for each in every_metric for v in each.variables}
+    means = {id(v) for each in every_metric if isinstance(each, keras.metrics.Mean) for v in each.variables}
+    slots = {id(v): each.name for each in optimizers_within(model) for v in each.variables}
 
     def one(variable: Any) -> Held:
         key = id(variable)
         if key in slots and key not in weights:
             return Held(f"{slots[key]}: {variable.path.partition('/')[2] or variable.path}", Of.SLOT, variable)
         if key in metrics:
-            return Held(f"metric {variable.path}", Of.METRIC, variable)
+            return Held(f"metric {variable.path}", Of.METRIC, variable, of_mean=key in means)
         trains = bool(variable.trainable)
         floating = tf.as_dtype(variable.dtype).is_floating
         return Held(variable.path, Of.WEIGHT if trains else Of.STATE, variable, is_moved=key in weights and floating)
 
     every = keras_variables(model)
+    every += [v for each in (*every_metric, *optimizers_within(model)) for v in each.variables]
+    every = list({id(each): each for each in every}.values())
     found = [one(each) for each in every]
     others = [each.state for each in generators if all(each.state is not known for known in every)]
     found += [Held("the seed of calls without one", Of.STATE, each) for each in others]
@@ -131,6 +137,18 @@ def held_by(model: keras.Model, generators: Sequence[Any] = ()) -> list[Held]:
         for layer, name, value in tensorflow_variables(model)
         if id(value) not in plain
     ]
+
+
+def _with_parts(metric: Any) -> Iterator[Any]:
+    yield metric
+    for part in metric._metrics:
+        yield from _with_parts(part)
+
+
+def optimizers_within(model: keras.Model) -> list[Any]:
+    """Returns the optimizers among the attributes of a model and of its layers."""
+    found = [each for layer in layers_within(model) for each in optimizers_of(layer)]
+    return list({id(each): each for each in found}.values())
 
 
 def models_within(model: keras.Model) -> list[Any]:
