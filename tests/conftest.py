@@ -15,6 +15,7 @@ import preloaded
 import psutil
 import pytest
 
+pytest_plugins = ["s3_server"]
 ROOT = pathlib.Path(__file__).parent.parent
 _VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "KERAS_BACKEND", "TFDS_DATA_DIR")
 # Seconds of processor time that a test may take in CI; several times what it should, for machines that are busy.

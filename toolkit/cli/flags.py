@@ -21,7 +21,7 @@ from toolkit.strategies.options import (
 _GROUPS = {
     "Training": "epochs=N steps_per_epoch=N global_batch_size=N learning_rate=RATE seed=N",
     "Data": "data data_dir=DIR",
-    "The run's directory": "run_dir=DIR resume checkpoint_steps=N profile=N",
+    "The run's directory": "run_dir=DIR copy_to=URL resume checkpoint_steps=N profile=N",
     "Devices": "gpus=N visible_devices=LIST memory=HOW split_gpus=N emulate inter_op_threads=N intra_op_threads=N "
     "soft_placement log_placement native_logs",
     "Several processes": "cluster=FILE task=TASK start_timeout=SECONDS communication",
@@ -58,6 +58,11 @@ def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) 
     flags.DEFINE_integer("seed", 1, "Seed of weights, shuffling, augmentation and generated data.", lower_bound=0)
     flags.DEFINE_string(
         "run_dir", None, "Directory for checkpoints, history.csv and summary.json. Default: runs/RECIPE-TIME."
+    )
+    flags.DEFINE_string(
+        "copy_to",
+        None,
+        "Also copy the run directory to this URL, such as s3://bucket/mine. A run resumes from there if it is newer.",
     )
     flags.DEFINE_boolean(
         "resume", False, "Continue the run in --run_dir; without it, this recipe's newest run in runs/."

@@ -62,6 +62,7 @@ def open_run(recipe: str, *, needs_cluster: bool = False, can_resume: bool = Tru
         recipe=recipe,
         resume=values["resume"].value,
         checkpoint_steps=values["checkpoint_steps"].value,
+        copy_to=values["copy_to"].value,
         profile=values["profile"].value or True,
         membership=membership,
         chief=True if membership is None else None,

@@ -3,7 +3,6 @@
 A star: a job is described once, one supervisor decides what happens to it, agents do it on each machine, all by events
 of one form, and a backend is how agents are reached.
 
-alone       a module run as a program, whatever is beside the user's script
 events      what happens in a job, in one form: in memory, between machines, and on disk
 checks      the rules that a job's values follow, each with its sentence
 spec        a job, described once: what runs, how often, on which machines and how

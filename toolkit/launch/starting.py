@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed, ToolkitError
-from toolkit.launch import alone, checks
+from toolkit.launch import checks
 from toolkit.launch.spec import JobSpec
-from toolkit.support import redaction, signals
+from toolkit.support import alone, redaction, signals
 
 if TYPE_CHECKING:  # `toolkit launch --help` imports this file, and needs no backend, no supervisor and no display.
     from toolkit.launch.jobs import Entry

@@ -2,6 +2,7 @@
 
 Come here before writing a file, masking a secret or noting a signal: each is done in one way in the whole house.
 
+alone       a module run as a program, whatever is beside the user's script
 files       writing a file so that it is there whole or not at all, and not everybody may write it; its SHA-256
 redaction   which variables and flags hold secrets, and texts without them
 graphs      what a result is computed from in TensorFlow's graphs, and how; work outside of its caller's graphs

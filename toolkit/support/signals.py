@@ -17,6 +17,7 @@ from toolkit.errors import JobStopped, StoppedBySignal
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of <linux/prctl.h>.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOG = logging.getLogger(__name__)
+_MARGIN = 1.0  # Seconds that a process gets to end.
 SAME = 5.0  # Two SIGTERMs within so many seconds count as one.
 
 
@@ -74,6 +75,14 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         self._handlers.close()
         self.held = False
+
+    def left(self, grace: float) -> float:
+        """Returns how many seconds of a grace are left: all of them, unless a signal has come.
+
+        Args:
+            grace: Seconds between the signal and the moment at which the process is killed.
+        """
+        return grace if self.received is None else max(grace - _MARGIN - (time.monotonic() - self._at), 0.0)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         told_twice = number == self.received == signal.SIGTERM and time.monotonic() - self._at < SAME

@@ -26,6 +26,7 @@ PARTIAL = "TOOLKIT_PARTIAL"  # "1" if launchers of other hosts start the other t
 LOGS = "TOOLKIT_LOGS"  # The directory of the launcher's record of the job.
 START_TIMEOUT = "TOOLKIT_START_TIMEOUT"  # Seconds.
 HEARTBEAT_TIMEOUT = "TOOLKIT_HEARTBEAT_TIMEOUT"  # Seconds.
+GRACE = "TOOLKIT_GRACE"  # Seconds.
 SPENT = "TOOLKIT_SPENT"  # What the job's earlier attempts have spent their time on, as JSON.
 ATTEMPT = "TOOLKIT_ATTEMPT"  # "2" after the first restart.
 CALL = "TOOLKIT_CALL"  # The file of a function that is called instead of a script.
@@ -86,6 +87,11 @@ def restarted() -> bool:
 def start_timeout() -> float:
     """Returns the seconds that tasks wait for one another at the start: set by the launcher, or 300."""
     return float(os.environ.get(START_TIMEOUT, "300"))
+
+
+def grace() -> float:
+    """Returns the seconds between a signal to end and a kill: set by the launcher, or 15."""
+    return float(os.environ.get(GRACE, "15"))
 
 
 def task_name() -> str:

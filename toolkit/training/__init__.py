@@ -6,6 +6,8 @@ checkpoints    a directory of checkpoints: arrays and a manifest with their SHA-
 state          what a checkpoint holds of a model, its callbacks and random generators, and how it is set again
 loop           a model that stands for the user's own training loop
 directory      the run directory: whose it is (run.json), who is in it; the model's file
+copying        a copy of the run directory in a bucket, from which another machine goes on: the run's side of it
+copier         the process that copies, and brings back what a machine lacks
 summary        summary.json, and the last line of a run
 data_position  bringing a user's data to where training stands
 restore        bringing a model to where its run was stopped, in all processes

@@ -22,7 +22,7 @@ import pathlib
 import re
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import CheckpointError, RunDirectoryError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})(-end)?")
-_ARRAYS, _MANIFEST = "arrays.safetensors", "manifest.json"
+ARRAYS, MANIFEST = "arrays.safetensors", "manifest.json"
 _WRITING, REPLACED, _REMOVING = ".writing-", ".replaced-", ".removing-"
 
 
@@ -87,22 +87,24 @@ class CheckpointStore:
     Args:
         directory: Made when the first checkpoint is written.
         keep: How many to keep, the newest ones.
+        saved: Is called when a checkpoint is complete, by the thread that has written it.
 
     Raises:
         RunDirectoryError: That is none.
     """
 
-    def __init__(self, directory: pathlib.Path, *, keep: int = 3) -> None:
+    def __init__(self, directory: pathlib.Path, *, keep: int = 3, saved: Callable[[], object] = lambda: None) -> None:
         check_keep(keep)
         self.directory = directory
         self.keep = keep
+        self._saved = saved
 
     def names(self) -> list[str]:
         """Returns the names of the checkpoints, oldest first, damaged ones included."""
         if not self.directory.is_dir():
             return []
         found = {entry.name.removeprefix(REPLACED) for entry in self.directory.iterdir()}
-        return sorted((name for name in found if _NAME.fullmatch(name)), key=_order)
+        return sorted((name for name in found if _NAME.fullmatch(name)), key=order)
 
     def save(self, checkpoint: Checkpoint, *, end_of_epoch: bool = False) -> pathlib.Path:
         """Writes a checkpoint, then removes those beyond `keep` and partial ones of killed processes.
@@ -135,7 +137,39 @@ class CheckpointStore:
         for name in self.names()[: -self.keep]:
             self._forget(self.directory / name)
         self._tidy()
+        self._saved()
         return path
+
+    def take(self, name: str, fill: Callable[[pathlib.Path], object]) -> str | None:
+        """Takes in a checkpoint from elsewhere, if it is complete.
+
+        Args:
+            name: As of `names`.
+            fill: Writes its files into a directory.
+
+        Returns:
+            None, or in what it is damaged.
+
+        Raises:
+            OSError: It can't be written.
+        """
+        aside = self.directory / f"{_WRITING}{name}"
+        files.make_directory(self.directory)
+        _remove(aside)
+        try:
+            with files.guarded():
+                aside.mkdir()
+                fill(aside)
+            _read(aside)
+            for each in (aside / ARRAYS, aside / MANIFEST, aside):
+                files.sync(each)
+            aside.rename(self.directory / name)
+        except _Damaged as damage:
+            return str(damage)
+        finally:
+            _remove(aside)
+        files.sync(self.directory)
+        return None
 
     def load(self) -> Checkpoint:
         """Returns the newest complete checkpoint. Damaged ones are named in the log and renamed.
@@ -147,11 +181,11 @@ class CheckpointStore:
         reasons = []
         for name in reversed(names):
             try:
-                return _read(self._place(name))
+                return _read(self.place(name))
             except _Damaged as error:
                 reasons.append(f"{name}: {error}")
                 _LOG.warning("Checkpoint %s is damaged (%s); trying the one before it", name, error)
-                self._set_aside(self._place(name))
+                self._set_aside(self.place(name))
         raise CheckpointError(
             asked=f"{self.directory} is to be resumed from",
             found="every checkpoint is damaged: " + "; ".join(reasons) if reasons else "it holds no checkpoint",
@@ -164,16 +198,16 @@ class CheckpointStore:
         Another process may write and remove checkpoints meanwhile.
         """
         for name in reversed(self.names()):
-            if _order(name)[0] <= after:
+            if order(name)[0] <= after:
                 return None
             try:
-                return _read(self._place(name))
+                return _read(self.place(name))
             except _Damaged:
                 continue
         return None
 
-    def _place(self, name: str) -> pathlib.Path:
-        """Where a checkpoint is: if the process was killed while it replaced one, the old one has another name."""
+    def place(self, name: str) -> pathlib.Path:
+        """Returns where a checkpoint is: a process killed while it replaced one has left the old one another name."""
         path, replaced = self.directory / name, self.directory / f"{REPLACED}{name}"
         return replaced if replaced.exists() and not path.exists() else path
 
@@ -181,7 +215,7 @@ class CheckpointStore:
         """Removes what isn't a checkpoint or was replaced by one."""
         for entry in self.directory.iterdir():
             left = entry.name.startswith((_WRITING, _REMOVING))
-            if left or (entry.name.startswith(REPLACED) and self._place(entry.name[len(REPLACED) :]) != entry):
+            if left or (entry.name.startswith(REPLACED) and self.place(entry.name[len(REPLACED) :]) != entry):
                 _remove(entry)
 
     def _forget(self, path: pathlib.Path) -> None:
@@ -224,7 +258,8 @@ def _remove(path: pathlib.Path) -> None:
         path.unlink()
 
 
-def _order(name: str) -> tuple[int, bool]:
+def order(name: str) -> tuple[int, bool]:
+    """Returns a checkpoint's step, and whether it is that of an epoch's end, which is newer."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(name)
@@ -241,18 +276,18 @@ def _write(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
             name: np.ascontiguousarray(_storable(array)).reshape(array.shape)
             for name, array in checkpoint.arrays.items()
         },
-        directory / _ARRAYS,
+        directory / ARRAYS,
     )
-    files.sync(directory / _ARRAYS)  # safetensors itself renames a temporary file, but doesn't sync it.
+    files.sync(directory / ARRAYS)  # safetensors itself renames a temporary file, but doesn't sync it.
     manifest = {
         "format": _FORMAT,
         "step": checkpoint.step,
-        "sha256": sha256(directory / _ARRAYS),
+        "sha256": sha256(directory / ARRAYS),
         "dtypes": dtypes,
         "metadata": files.plain(checkpoint.metadata),
     }
     manifest["manifest_sha256"] = _manifest_sum(manifest)
-    files.write_json(directory / _MANIFEST, manifest)
+    files.write_json(directory / MANIFEST, manifest)
 
 
 def _read(directory: pathlib.Path) -> Checkpoint:
@@ -260,20 +295,20 @@ def _read(directory: pathlib.Path) -> Checkpoint:
     from safetensors.numpy import load_file
 
     try:
-        manifest = json.loads(files.read_text(directory / _MANIFEST))
-        files.check_file(directory / _ARRAYS)
-        found = sha256(directory / _ARRAYS)
+        manifest = json.loads(files.read_text(directory / MANIFEST))
+        files.check_file(directory / ARRAYS)
+        found = sha256(directory / ARRAYS)
         claimed = manifest.pop("manifest_sha256")
         if claimed != _manifest_sum(manifest):
-            raise _Damaged(f"{_MANIFEST} doesn't match its own SHA-256")
+            raise _Damaged(f"{MANIFEST} doesn't match its own SHA-256")
         if manifest["format"] != _FORMAT:
             raise _Damaged(f"format {manifest['format']} is not one this version reads")
         if found != manifest["sha256"]:
-            raise _Damaged(f"{_ARRAYS} doesn't match the SHA-256 in {_MANIFEST}")
-        arrays = load_file(directory / _ARRAYS)
+            raise _Damaged(f"{ARRAYS} doesn't match the SHA-256 in {MANIFEST}")
+        arrays = load_file(directory / ARRAYS)
         arrays = {name: array.view(_dtype(manifest["dtypes"][name])) for name, array in arrays.items()}
-        if manifest["step"] != _order(directory.name.removeprefix(REPLACED))[0]:
-            raise _Damaged(f"{_MANIFEST} is that of step {manifest['step']}")
+        if manifest["step"] != order(directory.name.removeprefix(REPLACED).removeprefix(_WRITING))[0]:
+            raise _Damaged(f"{MANIFEST} is that of step {manifest['step']}")
         return Checkpoint(step=manifest["step"], arrays=arrays, metadata=dict(manifest["metadata"]))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, SafetensorError) as error:
         raise _Damaged(f"{type(error).__name__}: {error}") from error

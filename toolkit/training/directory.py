@@ -1,12 +1,13 @@
 """The run directory: whose run it holds, and which process uses it.
 
-RUN_DIR/run.json        recipe and configuration, written when the run begins
+RUN_DIR/run.json        recipe, id and configuration, written when the run begins
         checkpoints/    see `toolkit.training.checkpoints`
         history.csv     one row per epoch
         summary.json    written when the run ends
         tensorboard/    for `tensorboard --logdir`
         model.keras     the trained model; model.weights.h5 where Keras can't save it whole
         best.keras      that of the best epoch, where a metric says which
+        .copy           as whom this directory's last process wrote to its copy, see `toolkit.training.copying`
 
 run.json names the script of a directory's run, its fixed configuration, and the logs of each launch.
 """
@@ -19,12 +20,14 @@ import logging
 import os
 import pathlib
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files, redaction, status
 from toolkit.training.checkpoints import REPLACED
+from toolkit.training.copying import Copy, NullCopy
 
 if TYPE_CHECKING:
     import keras
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _ASKED = "{} is where this run writes"
+_NO_COPY = NullCopy()
 
 
 def choose(
@@ -40,6 +44,7 @@ def choose(
     recipe: str,
     resume: bool | Literal["auto"] = False,
     under: str | os.PathLike = "runs",
+    copy: Copy | NullCopy = _NO_COPY,
 ) -> tuple[pathlib.Path, bool]:
     """Returns the path of a run directory, and whether the run resumes.
 
@@ -50,10 +55,11 @@ def choose(
         resume: "auto" goes on where there is something to go on with. A job that its launcher has started again does
             so too.
         under: Where directories are made and looked for that nobody has named.
+        copy: The run's copy, where there may be a checkpoint too.
 
     Raises:
         CheckpointError: `resume` without a directory, and there is no run of this recipe.
-        RunDirectoryError: The name is no path.
+        RunDirectoryError: The name is no path, or the copy can't be read.
     """
     if directory is not None:
         path = expanded(directory)
@@ -61,7 +67,7 @@ def choose(
         runs = pathlib.Path(under).glob(f"{recipe}-*")
         earlier = sorted(path for path in runs if _has_checkpoint(path / "checkpoints"))
         new = pathlib.Path(under) / f"{recipe}-{status.job_id() or f'{datetime.datetime.now():%Y%m%d-%H%M%S}'}"
-        if resume is True and not earlier:
+        if resume is True and not earlier and not copy.has_checkpoint():
             raise CheckpointError(
                 asked="resume without a run_dir continues the newest run",
                 found=f"there is no run of {recipe} with a checkpoint under {pathlib.Path(under).absolute()}",
@@ -69,7 +75,7 @@ def choose(
             )
         path = earlier[-1] if resume and earlier else new
     if resume == "auto" or (not resume and status.restarted()):
-        return path, _has_checkpoint(path / "checkpoints")
+        return path, _has_checkpoint(path / "checkpoints") or copy.has_checkpoint()
     return path, bool(resume)
 
 
@@ -97,7 +103,9 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
         if isinstance(error, UnicodeEncodeError):
             found = "it is no UTF-8, and TensorFlow writes no file under such a name"
         raise RunDirectoryError(
-            asked=_ASKED.format(repr(os.fspath(path))), found=found, remedy="Name a directory on a disk"
+            asked=_ASKED.format(repr(os.fspath(path))),
+            found=found,
+            remedy="Name a directory on a disk" + (", and give the URL as copy_to" if "it is a URL" in found else ""),
         ) from error
 
 
@@ -108,13 +116,21 @@ class RunDirectory:
         path: The directory; it is made where it doesn't exist.
         recipe: Name of the program whose run it is.
         resume: Go on with the run that is there.
+        copy: The run's copy. What it has and the directory lacks is brought here on resume.
 
     Raises:
-        RunDirectoryError: It is a file, not writable, full, in use, or holds another run.
+        RunDirectoryError: It is a file, not writable, full, in use, or holds another run; or the copy does.
         CheckpointError: `resume` with no run there.
     """
 
-    def __init__(self, path: str | os.PathLike, *, recipe: str, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        recipe: str,
+        resume: bool = False,
+        copy: Copy | NullCopy = _NO_COPY,
+    ) -> None:
         self.path = expanded(path)
         self.checkpoints = self.path / "checkpoints"
         self.history = self.path / "history.csv"
@@ -127,8 +143,9 @@ class RunDirectory:
         self._resume = resume
         self._lock: int | None = None
         self._launches: list[str] = []
+        self._id = uuid.uuid4().hex
         try:
-            if resume and not _has_checkpoint(self.checkpoints):
+            if resume and not _has_checkpoint(self.checkpoints) and not copy.has_checkpoint():
                 raise CheckpointError(
                     asked=f"resume continues the run in {self.path}",
                     found="it holds no checkpoint" if self.path.exists() else "there is no such directory",
@@ -136,12 +153,15 @@ class RunDirectory:
                 )
             files.make_directory(self.path)
             self._lock = self._hold()
+            copy.begin(self.path, recipe=recipe, resume=resume)
             self._config = self._check_identity()
             self._try_writing()
         except OSError as error:
+            copy.leave()
             self.close()
             raise self._unusable(error) from error
         except RunDirectoryError:
+            copy.leave()
             self.close()
             raise
 
@@ -160,7 +180,8 @@ class RunDirectory:
         if not self._resume:
             self._config.update(config)
         try:
-            _write_identity(self._identity, recipe=self._recipe, config=self._config, launches=self._launches)
+            facts = {"recipe": self._recipe, "id": self._id, "config": self._config}
+            _write_identity(self._identity, facts, launches=self._launches)
         except OSError as error:
             raise self._unusable(error) from error
         if not self._resume:
@@ -238,6 +259,7 @@ class RunDirectory:
                 found=f"it holds a run of {before['recipe']}, and this is {self._recipe}",
                 remedy="Name another directory",
             )
+        self._id = before["id"] or self._id
         self._launches = before["launches"]  # One that was killed before its first checkpoint counts, too.
         if self._resume:
             return before["config"]
@@ -328,7 +350,7 @@ def write_model(model: "keras.Model", path: pathlib.Path) -> None:
 
 
 def _read_identity(path: pathlib.Path, *, needed: bool) -> dict[str, Any] | None:
-    """Returns "recipe", "config" and "launches" of a run.json; None if there is none.
+    """Returns "recipe", "id", "config" and "launches" of a run.json; None if there is none.
 
     Args:
         path: The file.
@@ -339,7 +361,7 @@ def _read_identity(path: pathlib.Path, *, needed: bool) -> dict[str, Any] | None
     """
     try:
         found = json.loads(files.read_text(path))
-        made = {"recipe": str(found["recipe"]), "config": dict(found["config"])}
+        made = {"recipe": str(found["recipe"]), "id": str(found.get("id", "")), "config": dict(found["config"])}
         return {**made, "launches": [each for each in found.get("launches", []) if isinstance(each, str)]}
     except FileNotFoundError:
         if not needed:
@@ -354,8 +376,8 @@ def _read_identity(path: pathlib.Path, *, needed: bool) -> dict[str, Any] | None
     )
 
 
-def _write_identity(path: pathlib.Path, *, recipe: str, config: Mapping[str, Any], launches: Sequence[str]) -> None:
+def _write_identity(path: pathlib.Path, facts: Mapping[str, Any], *, launches: Sequence[str]) -> None:
     """Writes a run.json, with this launch's logs after those of earlier ones; raises an OSError if it can't."""
     logs = status.logs()
     every = [*launches, *([logs] if logs is not None and logs not in launches else [])]
-    files.write_json(path, {"recipe": recipe, "config": config, "launches": every})
+    files.write_json(path, {**facts, "launches": every})

@@ -17,6 +17,7 @@ from toolkit.support.goodput import Account
 from toolkit.support.signals import StopSignals
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, check_keep
 from toolkit.training.compiled import Compiled
+from toolkit.training.copying import Copy, NullCopy
 from toolkit.training.directory import NullRunDirectory, RunDirectory, choose
 from toolkit.training.restore import RunProcesses, complete_history, ended_for_good, in_words, restore
 from toolkit.training.summary import Summary
@@ -51,6 +52,9 @@ class Run:
         keep: How many checkpoints to keep, the newest ones; at least 1.
         best: A metric, such as "val_loss": the model of the epoch with its best value is kept as best.keras, as by
             `keras.callbacks.ModelCheckpoint`, which knows which metrics are to grow. None for no such model.
+        copy_to: A URL such as "s3://bucket/mine" (gs://, az://, file:// and what else fsspec knows), to which the
+            directory is copied while training goes on. On resume the newest checkpoint counts, of the directory or of
+            the copy, so that another machine goes on where this one vanishes. None for no copy.
         profile: Keep a profile of so many steps for TensorBoard; True for a few, of which only the breakdown of their
             time is kept; False or 0 for none. Your own TensorBoard callback that profiles goes before.
         membership: Who takes part, and who this process is; None for what the environment says.
@@ -60,7 +64,7 @@ class Run:
         membership: As given, or found in the environment.
 
     Raises:
-        RunDirectoryError: The directory can't be used for this run, or no checkpoint is to be kept.
+        RunDirectoryError: The directory or the copy can't be used for this run, or no checkpoint is to be kept.
         CheckpointError: There is nothing to resume.
         ClusterError: The environment describes no usable cluster.
     """
@@ -74,6 +78,7 @@ class Run:
         checkpoint_steps: int = 0,
         keep: int = 3,
         best: str | None = None,
+        copy_to: str | os.PathLike | None = None,
         profile: int | bool = True,
         membership: "Membership | None" = None,
         chief: bool | None = None,
@@ -93,15 +98,21 @@ class Run:
         self._account = Account()
         self._model: Any = None
         self._progress: Progress | None = None
+        self._ended = False
+        self._at_once = False  # A second signal has ended the run.
         self._opened: list[Any] = []  # The callbacks that an exception may have left open.
         self._rows: list[dict[str, Any]] = []  # The summaries of completed calls.
         self._directory: RunDirectory | NullRunDirectory = NullRunDirectory()
         self._store: CheckpointStore | NullCheckpointStore = NullCheckpointStore()
+        self._copy: Copy | NullCopy = NullCopy()
         if chief:
             status.report(resumes=resume == "auto")
-            path, self._resume = choose(directory, recipe=recipe, resume=resume)
-            self._directory = RunDirectory(path, recipe=recipe, resume=self._resume)
-            self._store = CheckpointStore(self._directory.checkpoints, keep=keep)
+            if copy_to is not None:
+                self._copy = Copy(copy_to, keep=keep)
+            path, self._resume = choose(directory, recipe=recipe, resume=resume, copy=self._copy)
+            self._directory = RunDirectory(path, recipe=recipe, resume=self._resume, copy=self._copy)
+            self._store = CheckpointStore(self._directory.checkpoints, keep=keep, saved=self._copy.wake)
+            self._copy.start()
             if directory is None and self._resume:
                 _LOG.info("Resuming the run in %s", path)
         self._summary = Summary(self._directory, self._config, described=self.described)
@@ -110,10 +121,12 @@ class Run:
         self._entered.enter_context(files.guarded())  # TensorBoard, Keras and TensorFlow also create files here.
         self._entered.callback(self._directory.close)
         self._entered.enter_context(self._signals)
+        self._entered.callback(self._finish_copy)  # Called first: the directory is locked, and a signal ends it.
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
         self._close_callbacks()
+        self._at_once = isinstance(error, StoppedBySignal) and error.step is None
         if isinstance(error, (StoppedBySignal, Diverged)) and self._progress is not None:
             outcome = "diverged" if isinstance(error, Diverged) else "interrupted"
             try:
@@ -121,6 +134,20 @@ class Run:
             except OSError as full:  # The program ends on this error, and the directory must be unlocked.
                 _LOG.error("summary.json can't be written (%s)", full.strerror or full)
         self._entered.close()
+
+    def update_copy(self) -> None:
+        """Copies what was written into the run directory after the run, such as a report.
+
+        It waits for that as long as tasks get to end (`toolkit launch --grace`); before the run ends, not at all.
+        """
+        if self._ended:
+            self._finish_copy()
+        else:
+            self._copy.wake()
+
+    def _finish_copy(self) -> None:
+        self._ended = True
+        self._copy.finish(0.0 if self._at_once else self._signals.left(status.grace()))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -393,7 +420,7 @@ class Run:
         self._parts += 1
         if self._parts > 1 and isinstance(self._directory, RunDirectory):
             again = self._directory.checkpoints.with_name(f"checkpoints-{self._parts}")
-            self._store = CheckpointStore(again, keep=self._keep)
+            self._store = CheckpointStore(again, keep=self._keep, saved=self._copy.wake)
             self._resume = self._resume and bool(self._store.names())
 
     def _close_callbacks(self) -> None:

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit.launch import alone
 from toolkit.launch.events import Event, Reader, event, line
+from toolkit.support import alone
 
 _AT_ONCE = 1 << 18  # Bytes read or written in one call.
 _READS = 64  # The most reads in one call: a sender that writes faster than they are done would keep it for ever.

@@ -360,6 +360,7 @@ class Agent:
                 status.START_TIMEOUT: f"{options['start_timeout']:g}",
                 status.SPENT: json.dumps(options.get("spent", {})),
                 status.HEARTBEAT_TIMEOUT: f"{options['heartbeat_timeout']:g}",
+                status.GRACE: f"{options['grace']:g}",
             },
             as_is=options["as_is"],
             partial=options["partial"],

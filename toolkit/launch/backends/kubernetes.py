@@ -219,6 +219,7 @@ def _environment(spec: JobSpec) -> dict[str, str]:
     return {
         status.START_TIMEOUT: f"{spec.start_timeout:g}",
         status.HEARTBEAT_TIMEOUT: f"{spec.heartbeat_timeout:g}",
+        status.GRACE: str(GRACE),
         "HOME": "/tmp",
         "PYTHONUNBUFFERED": "1",
         **status.HASH_SEED,

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch import alone, controller, jobs
+from toolkit.launch import controller, jobs
 from toolkit.launch.display import Display
 from toolkit.launch.follow import Follower
 from toolkit.launch.record import PREFIX, SCRIPT_LOG, Record
 from toolkit.launch.spec import JobSpec
 from toolkit.launch.supervisor.agents import spread
-from toolkit.support import redaction, signals
+from toolkit.support import alone, redaction, signals
 from toolkit.support.words import counted
 
 _SECONDS = 0.5  # Seconds between two looks at the logs.

@@ -442,6 +442,7 @@ class TaskGroup:
             "as_is": self._spec.as_is,
             "start_timeout": self._spec.start_timeout,
             "heartbeat_timeout": self._spec.heartbeat_timeout,
+            "grace": self._spec.grace,
             "partial": not self._whole,
             "spent": self._before,
         }

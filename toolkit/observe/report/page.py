@@ -84,6 +84,7 @@ def write_after(run: "Run") -> None:
         return
     try:
         _LOG.info("Report: %s", write([run.path]))
+        run.update_copy()
     except Exception as error:  # A report must never make a run fail.
         _LOG.warning("The report can't be written (%s: %s)", type(error).__name__, error)
 

@@ -1,6 +1,6 @@
 """Runs a module of this package as a program, so that no file beside the user's script is imported by mistake.
 
-    python .../toolkit/launch/alone.py MODULE [ARGUMENTS ...]
+    python .../toolkit/support/alone.py MODULE [ARGUMENTS ...]
 
 It is started by its path: `python -m` would look for modules in the working directory first, where a user may have a
 `logging.py`.
