@@ -76,8 +76,10 @@ def test_what_memory_allows_is_chosen_and_said(capsys, tmp_path):
     assert sum(found["memory"].values()) == pytest.approx(found["step"]["memory"])
     assert plan(capsys, *given, "--memory=1.2GB", f"--save={tmp_path / 'plan.json'}")[0] == 0
     assert Plan.load(tmp_path / "plan.json").setting.micro_steps == 2
-    _, out, _ = plan(capsys, *given, "--memory=1MB")
+    code, out, _ = plan(capsys, *given, "--memory=1MB")
+    assert code == 2
     assert "It doesn't fit into 1 MB: " in out
+    assert "Apply the plan" not in out
 
 
 def test_shards_are_said(capsys):

@@ -3,16 +3,19 @@
 import dataclasses
 import itertools
 import math
+import os
 import re
 import time
 
+import hypothesis
 import keras
 import pytest
+from hypothesis import strategies as st
 
 from toolkit import models
-from toolkit.cli.plan_scaling import powers, scaling
+from toolkit.cli.plan_scaling import powers, scaling, verdict
 from toolkit.errors import ModelError, StrategyError
-from toolkit.parallel import Choice, Link, Machine, Plan, Setting, choose, costs, slots_of
+from toolkit.parallel import Choice, Link, Machine, Plan, Setting, choose, choose_within, costs, slots_of
 from toolkit.parallel.plan.step_cost import REPLICATED, exchanges, step
 
 L = keras.layers
@@ -22,6 +25,11 @@ SLOW = Machine(name="slow network", speed=5e12, inside=Link(bandwidth=12e9), bet
 @pytest.fixture(scope="module")
 def alexnet():
     return costs(models.build("alexnet"))
+
+
+@pytest.fixture(scope="module")
+def small():
+    return costs(models.build("small_cnn"))
 
 
 def chosen(plan):
@@ -151,6 +159,63 @@ def test_thousands_of_replicas_are_simulated_in_seconds(alexnet):
         assert point.plans["planned"].step.seconds <= point.plans["data"].step.seconds
         assert all(math.isfinite(plan.step.seconds) for plan in point.plans.values())
     assert powers(6) == [1, 2, 4, 6]
+
+
+SIZES = st.sampled_from([0.15, 0.3, 0.5, 0.7, 0.9, 1.2, math.inf])  # Of what data-parallel training needs.
+
+
+@st.composite
+def asked(draw):
+    """Devices and a network, what is trained on them, and how much memory each has."""
+    hosts = draw(st.sampled_from([1, 2, 4]))
+    replicas = hosts * draw(st.sampled_from([1, 2, 4]))
+    link = Link(bandwidth=draw(st.sampled_from([1e8, 1e9, 1e10])), latency=5e-5)
+    inside = Link(bandwidth=12e9, latency=1e-5)
+    sharing = draw(st.sampled_from([1, -(-replicas // hosts)]))
+    machine = Machine(speed=7e12, memory=9e11, inside=inside, between=link, hosts=hosts, fixed=1e-3, sharing=sharing)
+    state = draw(st.sampled_from(["replicated", "sharded"]))
+    setting = Setting(
+        replicas=replicas, global_batch=64 * replicas, slots=draw(st.integers(0, 2)), optimizer_state=state
+    )
+    return machine, setting, draw(SIZES)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=int(os.environ.get("TOOLKIT_FUZZ_CASES", "12")), deadline=None)
+@hypothesis.given(asked())
+def test_every_sentence_has_the_plans_own_figures_and_recommends_what_fits(small, given):
+    machine, setting, size = given
+    memory = size * choose(small, machine, setting, conv="replicated", fc="replicated").step.memory
+    plan = choose_within(small, machine, setting, memory=memory)
+    points = scaling(small, machine, setting, powers(setting.replicas), memory=memory, plan=plan)
+    assert points[-1].plans["planned"] is plan
+    one = points[0].plans["data"].step
+    mine = f"{setting.replicas * one.seconds / plan.step.seconds:.2f}x"
+    sentences = verdict(plan, setting, bandwidth="1Gbit", memory=memory)
+    if setting.replicas == 1 or plan.step.memory > memory:
+        assert sentences == [], "what doesn't fit isn't recommended"
+        return
+    assert mine in sentences[0]
+    assert one.memory <= memory or "Train on one device" not in sentences[0]
+    fewer = re.search("(Train|stay) on one", sentences[0])
+    assert not (fewer and "Apply the plan" in sentences[-1])
+    for point in points:
+        planned = point.plans["planned"]
+        if planned.step.memory > memory and machine.hosts > 1 and point.replicas == setting.replicas // machine.hosts:
+            assert "stay on one host" not in sentences[0]
+    # Whoever may do more to save memory gets no slower plan.
+    free = dataclasses.replace(setting, optimizer_state="replicated")
+    both = dataclasses.replace(setting, optimizer_state="sharded", recompute=True)
+    if memory < math.inf:
+        assert choose_within(small, machine, both, memory=memory).step == plan.step
+        assert choose_within(small, machine, free, memory=memory).step == plan.step
+    assert choose_within(small, machine, setting, memory=1.5 * memory).step.seconds <= plan.step.seconds
+
+
+def test_devices_that_share_cores_are_no_faster_together(alexnet):
+    machine = dataclasses.replace(SLOW, hosts=1, sharing=2, inside=Link(bandwidth=math.inf))
+    (point,) = scaling(alexnet, machine, Setting(replicas=2, global_batch=128), [2])
+    assert point.speed_up["data"] == pytest.approx(1.0, rel=0.05)
 
 
 def test_a_plan_is_kept_in_a_file_and_shown_as_a_table(alexnet, tmp_path):

@@ -185,9 +185,7 @@ def _where(step: Step) -> str:
 def _say_difference(step: Step) -> None:
     from toolkit.strategies.check.first_step import REMEDY
 
-    print(f"Not the same. {_where(step)} isn't one device's: {step.differs[0]}.")
-    if after := step.differs[1 : 1 + _AFTER]:
-        names = ", ".join(each.partition(" differs by")[0] for each in after)
-        others = len(step.differs) - 1
-        print(f"{others} more of {step.tensors} tensors differ, such as {names}." if others else "")
+    print(f"Not the same. {_where(step)} isn't one device's: {step.first}.")
+    names = ", ".join(each.partition(" differs by")[0] for each in step.differs[:_AFTER])
+    print(f"{len(step.differs)} of {step.tensors} variables and logs differ then, such as {names}.")
     print(f"A known difference: {step.known}." if step.known else f"{REMEDY}.")

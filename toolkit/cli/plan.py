@@ -8,6 +8,8 @@
 MODEL is {models} (each for pictures of 32 x 32), a function that returns a model
 (module:function, or file.py:function), or a .keras file, which is opened in safe mode. Functions that take `weights`
 are called with weights=None, so that nothing is downloaded. Nothing is trained.
+
+Exit codes: 0; 2 if no plan fits into --memory.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from toolkit.parallel import Link, Machine, Plan, Setting, choose_within, costs,
 from toolkit.parallel.plan.choose import milliseconds, size_in_words
 from toolkit.parallel.plan.step_cost import DEVICES, LEAST_STEP, bandwidth, device, memory_of
 from toolkit.strategies.options import BATCH_STATISTICS, DTYPES
+from toolkit.strategies.upstream.attributes import layers_within
 
 __doc__ = __doc__.replace("{models}", ", ".join(NAMES))
 
@@ -120,8 +123,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--json", action="store_true", help="print the plan as JSON instead")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Plans, and prints the plan."""
+def run(arguments: argparse.Namespace) -> int:
+    """Plans, and prints the plan. Returns the exit code: 2 if it doesn't fit into the memory."""
     if sys.stderr is sys.__stderr__:
         quieten()
     _check(arguments)
@@ -156,7 +159,8 @@ def run(arguments: argparse.Namespace) -> None:
         machine = _measured(model, strategy, setting, inside=inside, keep_inside=keep, length=arguments.length)
     machine = dataclasses.replace(machine, between=between, hosts=arguments.hosts)
     plan = choose_within(layers, machine, setting, memory=limit)
-    points = scaling(layers, machine, plan.setting, powers(arguments.most or arguments.replicas))
+    counts = powers(arguments.most or arguments.replicas)
+    points = scaling(layers, machine, setting, counts, memory=limit, plan=plan)
     if arguments.chart:
         _draw(
             points,
@@ -176,8 +180,20 @@ def run(arguments: argparse.Namespace) -> None:
             for point in points
         ]
         print(json.dumps({"model": model.name, **plan.as_dict(), "scaling": scaled}, indent=2))
-        return
-    _print(model.name, plan, layers, points, limit, arguments)
+    else:
+        _print(model.name, plan, setting, points, limit, arguments, _note_on_dtype(model, arguments))
+    return 2 if plan.step.memory > limit else 0
+
+
+def _note_on_dtype(model: Any, arguments: argparse.Namespace) -> str:
+    """Returns a sentence where a model computes in 16 bits, and the plan has the device's speed in float32."""
+    halves = sorted({each.compute_dtype for each in layers_within(model)} & {"bfloat16", "float16"})
+    if not halves or arguments.measure or arguments.device.lower() not in map(str.lower, DEVICES):
+        return ""
+    return (
+        f"Layers of it compute in {' and '.join(halves)}, and are counted at this device's speed in float32. Its "
+        "tensor cores may be several times as fast: give their speed, such as --device=100TFLOPS, or --measure."
+    )
 
 
 def _check_length(model: Any, length: int | None) -> None:
@@ -249,7 +265,9 @@ def _measured(
     )
 
 
-def _print(name: str, plan: Plan, layers: Any, points: Any, limit: float, arguments: argparse.Namespace) -> None:
+def _print(
+    name: str, plan: Plan, asked: Setting, points: Any, limit: float, arguments: argparse.Namespace, note: str
+) -> None:
     console = rich.get_console()
     machine, setting = plan.machine, plan.setting
     hosts = f" on {machine.hosts} hosts at {arguments.bandwidth}" if machine.hosts > 1 else ""
@@ -259,6 +277,8 @@ def _print(name: str, plan: Plan, layers: Any, points: Any, limit: float, argume
         highlight=False,
         markup=False,
     )
+    if note:
+        echo(note, style="yellow")
     _show_plan(plan)
     _show_memory(plan, limit)
     if not plan.unknown:
@@ -267,8 +287,8 @@ def _print(name: str, plan: Plan, layers: Any, points: Any, limit: float, argume
                 f"\nA replica receives {size_in_words(plan.step.received)} in a step. That takes "
                 f"{milliseconds(plan.step.exchanging)} ms, or less where it overlaps with the backward pass."
             )
-        _show_scaling(points, setting)
-        for sentence in verdict(plan, layers, bandwidth=arguments.bandwidth):
+        _show_scaling(points, setting, limit)
+        for sentence in verdict(plan, asked, bandwidth=arguments.bandwidth, memory=limit):
             echo(sentence, style="bold")
     else:
         console.print(
@@ -358,7 +378,7 @@ def _show_memory(plan: Plan, limit: float) -> None:
         echo(f"The plan is{ways or ' the same as without a limit'}.")
 
 
-def _show_scaling(points: Sequence[Point], setting: Any) -> None:
+def _show_scaling(points: Sequence[Point], setting: Any, limit: float) -> None:
     """Prints time per step, speed-up, bytes and memory for each way to divide the model."""
     shown = table()
     shown.add_column("replicas", justify="right")
@@ -377,12 +397,14 @@ def _show_scaling(points: Sequence[Point], setting: Any) -> None:
                 f"{point.replicas * setting.per_replica_batch / step.seconds:,.0f}" if step.seconds else "-",
                 f"{point.speed_up[kind]:,.2f}",
                 size_in_words(step.received),
-                size_in_words(step.memory),
+                size_in_words(step.memory) + " !" * (step.memory > limit),
                 style="bold" if kind == "planned" else None,
             )
         shown.add_section()
     console = rich.get_console()
     console.print(shown)
+    if any(plan.step.memory > limit for point in points for plan in point.plans.values()):
+        echo(f"!: more than {size_in_words(limit)}.")
     alone = points[0].plans["data"].step
     if alone.fixed > alone.seconds / 2:
         echo(

@@ -1,14 +1,16 @@
 """Whether more devices pay: the same model on other numbers of replicas, and what a user could change, in sentences."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
-from toolkit.parallel.plan.choose import Plan, choose
+from toolkit.parallel.plan.choose import Plan, choose, choose_within, size_in_words
 from toolkit.parallel.plan.count import LayerCost
 from toolkit.parallel.plan.step_cost import Link, Machine, Setting
 
-# A scaling chart's ways to divide a model: arguments conv and fc of `choose`.
-KINDS = {"data": "replicated", "model": "sharded", "planned": "planned"}
+# A scaling chart's ways to divide a model: arguments conv and fc of `choose`; and the fastest that fits.
+KINDS = {"data": "replicated", "model": "sharded"}
+PLANNED = "planned"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,25 +30,33 @@ class Point:
     speed_up: dict[str, float]
 
 
-def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, counts: Sequence[int]) -> list[Point]:
+def scaling(
+    layers: Sequence[LayerCost],
+    machine: Machine,
+    asked: Setting,
+    counts: Sequence[int],
+    *,
+    memory: float = math.inf,
+    plan: Plan | None = None,
+) -> list[Point]:
     """Simulates numbers of replicas, each with the same batch, and with as many on a host as given.
 
     Args:
         layers: As `costs` returns them.
         machine: The devices, and the network between them; its hosts are those of the setting's replicas.
-        setting: What is trained, and how; its replicas say how many there are to a host. Where its shards don't divide
-            a number of replicas, all of these are one group.
+        asked: What is trained, and how, before a plan has chosen what saves memory; its replicas say how many there
+            are to a host. Where its shards don't divide a number of replicas, all of these are one group.
         counts: Numbers of replicas to simulate.
+        memory: Bytes of each replica, for what is planned.
+        plan: What was chosen for the setting's own number of replicas; None to choose it here.
     """
-    local = -(-setting.replicas // machine.hosts)
+    local = -(-asked.replicas // machine.hosts)
 
     def plans(count: int) -> dict[str, Plan]:
-        there = dataclasses.replace(machine, hosts=-(-count // local))
-        shards = setting.shards if setting.shards and count % setting.shards == 0 else None
-        many = dataclasses.replace(
-            setting, replicas=count, shards=shards, global_batch=setting.per_replica_batch * count
-        )
-        return {kind: choose(layers, there, many, conv=way, fc=way) for kind, way in KINDS.items()}
+        there, many = _for_replicas(machine, count, hosts=-(-count // local)), _with_replicas(asked, count)
+        chosen = plan if plan is not None and count == plan.setting.replicas else None
+        chosen = chosen or choose_within(layers, there, many, memory=memory)
+        return {**{kind: choose(layers, there, many, conv=way, fc=way) for kind, way in KINDS.items()}, PLANNED: chosen}
 
     one = plans(1)["data"].step.seconds
     points = []
@@ -55,6 +65,21 @@ def scaling(layers: Sequence[LayerCost], machine: Machine, setting: Setting, cou
         faster = {kind: count * one / plan.step.seconds if plan.step.seconds else 1.0 for kind, plan in found.items()}
         points.append(Point(count, -(-count // local), found, faster))
     return points
+
+
+def _for_replicas(machine: Machine, count: int, *, hosts: int) -> Machine:
+    """Returns the machine with so many replicas: devices that share cores compute faster if there are fewer."""
+    there = dataclasses.replace(machine, hosts=hosts, between=machine.between if hosts > 1 else None)
+    if machine.sharing == 1:
+        return there
+    slower = -(-count // hosts) / machine.sharing
+    seconds = {name: each * slower for name, each in machine.seconds.items()}
+    return dataclasses.replace(there, speed=machine.speed / slower, memory=machine.memory / slower, seconds=seconds)
+
+
+def _with_replicas(asked: Setting, count: int) -> Setting:
+    shards = asked.shards if asked.shards and count % asked.shards == 0 else None
+    return dataclasses.replace(asked, replicas=count, shards=shards, global_batch=asked.per_replica_batch * count)
 
 
 def powers(most: int) -> list[int]:
@@ -66,62 +91,75 @@ _NETWORKS = (1, 10, 25, 100, 200, 400)  # Usual network speeds in Gbit/s.
 _WORTH = 1.1  # A smaller gain isn't worth a change.
 
 
-def verdict(plan: Plan, layers: Sequence[LayerCost], *, bandwidth: str | None) -> list[str]:
+def verdict(plan: Plan, asked: Setting, *, bandwidth: str | None, memory: float = math.inf) -> list[str]:
     """Returns recommendations as sentences. The first says whether to use all replicas.
+
+    Each figure of the plan is that of `plan`, and whatever else is recommended fits into a replica's memory.
 
     Args:
         plan: The chosen one, which has a total.
-        layers: As `costs` returns them.
+        asked: The setting from which it was chosen.
         bandwidth: Between hosts, as the user has given it; None where there is one host.
+        memory: Bytes of each replica.
     """
-    machine, setting = plan.machine, plan.setting
-    if setting.replicas == 1:
+    machine, layers = plan.machine, plan.layers
+    if asked.replicas == 1 or plan.step.memory > memory:
         return []
-    whole = _speed_up(layers, machine, setting)
-    local = -(-setting.replicas // machine.hosts)
-    stay = 1.0
+
+    def speed_up(machine: Machine, asked: Setting, replicas: int, plan: Plan | None = None) -> float:
+        """Returns the speed-up of what is planned; 0 if it doesn't fit."""
+        (point,) = scaling(layers, machine, asked, [replicas], memory=memory, plan=plan)
+        return point.speed_up[PLANNED] if point.plans[PLANNED].step.memory <= memory else 0.0
+
+    whole = speed_up(machine, asked, asked.replicas, plan)
+    local = -(-asked.replicas // machine.hosts)
+    alone = scaling(layers, machine, asked, [1])[0].plans["data"].step.memory
+    stay = speed_up(machine, asked, 1)  # On fewer devices; 0 if none of that fits.
+    too_large = "" if alone <= memory else f" One device would need {size_in_words(alone)}."
     if machine.hosts > 1:
-        alone = dataclasses.replace(machine, hosts=1, between=None)
-        inside = dataclasses.replace(
-            setting, replicas=local, shards=None, global_batch=setting.per_replica_batch * local
-        )
-        stay = _speed_up(layers, alone, inside) if local > 1 else 1.0
+        stay = speed_up(machine, asked, local) if local > 1 else stay
         devices = f"{local} devices" if local > 1 else "one device"
-        over = f"{whole:.2f}x with {setting.replicas} devices on {machine.hosts} hosts"
-        if max(whole, stay) < _WORTH:
-            there = f"{stay:.2f}x with {devices} on one host" if local > 1 else "1.00x with one device"
-            sentences = [f"Train on one device: it is the fastest at {bandwidth}. Predicted: {over}, {there}."]
+        over = f"{whole:.2f}x with {asked.replicas} devices on {machine.hosts} hosts"
+        there = f"{stay:.2f}x with {devices}" if stay else f"with {devices} it doesn't fit"
+        if max(whole, stay) < _WORTH and alone <= memory:
+            beside = f"{there} on one host" if local > 1 else there
+            sentences = [f"Train on one device: it is the fastest at {bandwidth}. Predicted: {over}, {beside}."]
             stay = 1.0
         elif whole < _WORTH * stay:
-            sentences = [f"At {bandwidth} stay on one host: {stay:.2f}x with {devices} there, {over}."]
+            sentences = [f"At {bandwidth} stay on one host: {there} there, {over}."]
             sentences += [f"The plan for one host: --replicas={local} --hosts=1."] if local > 1 else []
+        elif whole < _WORTH:
+            sentences = [f"{over[0].upper()}{over[1:]} at {bandwidth}: not faster than one, but on one host {there}."]
         else:
-            sentences = [
-                f"At {bandwidth}, {machine.hosts} hosts are worth it: {over}, {stay:.2f}x with {devices} on one host."
-            ]
-    elif whole < _WORTH:
-        sentences = [f"Train on one device: {setting.replicas} of them come to {whole:.2f}x its speed."]
+            sentences = [f"At {bandwidth}, {machine.hosts} hosts are worth it: {over}, {there} on one host."]
+    elif whole < _WORTH and alone <= memory:
+        sentences = [f"Train on one device: {asked.replicas} of them come to {whole:.2f}x its speed."]
     else:
-        sentences = [f"{setting.replicas} devices come to {whole:.2f}x the speed of one."]
-    sentences += _changes(layers, machine, setting, whole, stay)
-    if whole >= _WORTH and any(choice.split is not None for choice in plan.choices.values()):
+        sentences = [f"{asked.replicas} devices come to {whole:.2f}x the speed of one.{too_large}"]
+    if machine.sharing > 1:
+        sentences.append(f"These devices share the cores of one machine, on which {machine.sharing} were measured.")
+    sentences += _changes(machine, asked, whole, stay, speed_up)
+    recommended = "Train on one" not in sentences[0] and "stay on one" not in sentences[0]
+    if recommended and any(choice.split is not None for choice in plan.choices.values()):
         sentences.append("Apply the plan with toolkit.parallel.parallelize(model, plan); a recipe does so by itself.")
     return sentences
 
 
-def _changes(layers: Sequence[LayerCost], machine: Machine, setting: Setting, whole: float, stay: float) -> list[str]:
+def _changes(
+    machine: Machine, asked: Setting, whole: float, stay: float, speed_up: Callable[[Machine, Setting, int], float]
+) -> list[str]:
     sentences = []
-    halved = dataclasses.replace(setting, gradient_dtype="bfloat16", activation_dtype="bfloat16")
-    half = _speed_up(layers, machine, halved)
+    halved = dataclasses.replace(asked, gradient_dtype="bfloat16", activation_dtype="bfloat16")
+    half = speed_up(machine, halved, asked.replicas)
     if half >= _WORTH * whole and half >= stay:
         sentences.append(
             f"Exchanging in 16 bits: {half:.2f}x, with --gradient_dtype=bfloat16 --activation_dtype=bfloat16, or "
             'create(gradients=GradientExchange(dtype="bfloat16")). Losses then agree to 1e-2.'
         )
-    compressed = _speed_up(layers, machine, dataclasses.replace(setting, gradient_rank=4))
+    compressed = speed_up(machine, dataclasses.replace(asked, gradient_rank=4), asked.replicas)
     if (
         machine.hosts > 1
-        and setting.gradient_rank is None
+        and asked.gradient_rank is None
         and compressed >= _WORTH * max(whole, half)
         and compressed >= stay
     ):
@@ -133,8 +171,7 @@ def _changes(layers: Sequence[LayerCost], machine: Machine, setting: Setting, wh
     if machine.hosts > 1 and whole < _WORTH * stay:
         for gigabits in _NETWORKS:
             between = Link(bandwidth=gigabits * 1e9 / 8, latency=(machine.between or machine.inside).latency)
-            faster = dataclasses.replace(machine, between=between)
-            found = _speed_up(layers, faster, setting)
+            found = speed_up(dataclasses.replace(machine, between=between), asked, asked.replicas)
             if machine.between and between.bandwidth > machine.between.bandwidth and found >= _WORTH * stay:
                 sentences.append(
                     f"From {gigabits} Gbit/s between them on, {machine.hosts} hosts are faster: {found:.2f}x."
@@ -145,8 +182,3 @@ def _changes(layers: Sequence[LayerCost], machine: Machine, setting: Setting, wh
                 "Even 400 Gbit/s doesn't make more hosts faster with this batch. Try a larger --global_batch_size."
             )
     return sentences
-
-
-def _speed_up(layers: Sequence[LayerCost], machine: Machine, setting: Setting) -> float:
-    (point,) = scaling(layers, machine, setting, [setting.replicas])
-    return point.speed_up["planned"]

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 # Also what lies between: the beginnings of threads and contexts.
-_NOT_OWN = ("toolkit.", "keras.", "tensorflow.", "threading", "contextlib", "functools")
+_NOT_OWN = ("toolkit.", "keras.", "tensorflow.", "threading", "concurrent.", "contextlib", "functools")
 
 
 def users_frame(frame: Any) -> Any:

@@ -160,12 +160,12 @@ def draw(monkeypatch):
 
 
 FAULTS = {
-    unexchanged: ({}, "adam: .*dense_1.*kernel_momentum"),
-    half: ({}, "adam: .*momentum"),
+    unexchanged: ({}, "the gradient of sequential/dense_1/kernel"),
+    half: ({}, "the gradient of sequential/dense_1/bias"),
     slot: ({}, r"adam: .*dense_1.*kernel_momentum"),
     metric: ({}, "metric accuracy/"),
     log: ({"own": True}, "the log loss"),
-    draw: ({}, ""),
+    draw: ({}, "the output of dropout"),
 }
 
 

@@ -20,9 +20,13 @@ def test_workers_compute_one_devices_step(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_workers_end_where_one_has_found_a_difference(tmp_path):
-    with processes.group([SCRIPT], [["metric"]] * 2, tmp_path) as run:
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [("metric", "metric accuracy/"), pytest.param("draw", "the output of dropout", marks=pytest.mark.long)],
+)
+def test_all_workers_end_where_one_has_found_a_difference(tmp_path, fault, named):
+    with processes.group([SCRIPT], [[fault]] * 2, tmp_path) as run:
         codes = run.wait(limit=150)
         said = run.outputs
     assert codes == [2, 2], said
-    assert all("metric accuracy/" in each for each in said)
+    assert all(named in each for each in said)

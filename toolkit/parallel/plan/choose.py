@@ -329,9 +329,10 @@ def choose_within(
 
     The returned plan's setting has the number of shards, what is done with the optimizer's state, into how many
     micro-steps a batch is divided (`gradient_accumulation_steps` of Keras's optimizers), and whether activations are
-    computed again. Where the given one says something of these, it stays: a number of shards, sharded state, more than
-    one micro-step, recomputation. Nothing is given up for memory that isn't asked for: without a limit only the shards
-    are chosen.
+    computed again. A number of shards, and more than one micro-step, stay where they are given. Nothing is given up for
+    memory that isn't asked for: without a limit only the shards are chosen. With one, sharded state and recomputation
+    are chosen where the plan needs them, whether they were given or not, so that asking for more means never gives a
+    slower plan.
 
     Args:
         layers: As `costs` returns them.
@@ -367,8 +368,8 @@ def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:
             for n in range(int(setting.per_replica_batch).bit_length())
             if setting.per_replica_batch % (1 << n) == 0
         ] or [1]
-    if saving and replicas > 1 and states == ["replicated"]:
+    if saving and replicas > 1:
         states = ["replicated", "sharded"]
-    again = [False, True] if saving and not setting.recompute else [setting.recompute]
+    again = [False, True] if saving else [setting.recompute]
     for count, parts, state, recompute in itertools.product(steps, shards, states, again):
         yield dataclasses.replace(setting, shards=parts, optimizer_state=state, micro_steps=count, recompute=recompute)

@@ -92,6 +92,7 @@ def measure(
         sizes = [layer.parameters for layer in layers if layer.parameters]
         link = _link(clock, sizes, empty)
     scale = whole / max(sum(each.values()), 1e-12) / batch
+    devices = strategy.extended.worker_devices
     return Machine(
         name="measured here",
         speed=sum(layer.operations or 0 for layer in layers) / (whole / batch),
@@ -99,6 +100,7 @@ def measure(
         inside=link,
         seconds={name: seconds * scale for name, seconds in each.items()},
         fixed=empty,
+        sharing=1 if any("GPU" in each for each in devices) else len(devices),
     )
 
 

@@ -65,6 +65,7 @@ class Machine:
         hosts: How many there are, among which replicas are divided evenly.
         seconds: Measured seconds of a training step for one example, by layer.
         fixed: Seconds of a step beside its layers.
+        sharing: How many devices computed on the same cores when they were measured; 1 for devices of their own.
     """
 
     name: str = "a machine"
@@ -75,6 +76,7 @@ class Machine:
     memory: float = math.inf
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     fixed: float = 0.0
+    sharing: int = 1
 
     def exchange_seconds(self, received: float, rounds: int, *, replicas: int) -> float:
         """Returns how long an exchange takes on its slowest link, inside a host or between hosts.

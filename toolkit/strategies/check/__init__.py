@@ -6,6 +6,9 @@ whole_batches  the batch of which replicas have their parts
 plain          the step as plain Keras makes it, with the same objects and plain variables
 state          what a step changes: the variables, and what they hold
 comparing      how far two tensors may be apart, which one device's own rounding says
+notes          the outputs of layers and the gradients that a step computes on its way
+diagnosis      where a step that differs begins to differ
+watching       a script that is only compared, by `toolkit compare`
 first_step     when it is compared, and what comes of it
 
 `plain` has as little as possible of what it judges: no answer of ours, no method that was attached, no strategy.

@@ -19,10 +19,12 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.check import watching
 from toolkit.strategies.check.comparing import Compared, compare, leaves_of
+from toolkit.strategies.check.diagnosis import first_apart
 from toolkit.strategies.check.plain import PlainStep
-from toolkit.strategies.check.state import Of
+from toolkit.strategies.check.state import Of, Saved
 from toolkit.strategies.check.watching import Step
 from toolkit.strategies.check.whole_batches import whole_batch
+from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import Options, options_of
 from toolkit.strategies.processes.agreement import gather
 from toolkit.strategies.step.moments import normalisations, normalises_batch
@@ -93,17 +95,19 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
     if whys:
         step.skipped = f"one device can't make it: {whys[0]}"
         return _made(within, taken, spec), step
-    before = [each.copies()[0] for each in plain.held]
+    before, saved = [each.copies()[0] for each in plain.held], Saved(plain.held)
     spent = time.monotonic() - began
     logs = _made(within, taken, spec)
     began = time.monotonic()
-    judged = Judged(plain, before, logs)
+    judged = Judged(plain, before, logs, replica_count(strategy))
     step.tensors = len(judged.tensors)
     step.dtypes = tuple(sorted({each.dtype for each in judged.tensors if each.dtype.startswith(("float", "bfloat"))}))
     mine = [each.describe() for each in judged.differs]
     step.differs = next((tuple(each) for each in map(json.loads, _of_all(strategy, json.dumps(mine))) if each), ())
     if step.differs:
         step.known = known_case(model, plain) or ""
+        apart = first_apart(kind, model, taken[0], spec, plain.batches[0], before, saved)
+        step.first = apart[0].describe() if apart else step.differs[0]
     elif plain.draws:
         step.skipped = _DRAWS % ", ".join(plain.draws)
     step.seconds, step.runs = spent + time.monotonic() - began, judged.runs
@@ -156,14 +160,15 @@ class Judged:
         plain: One device's step, traced.
         before: What the variables held before the step.
         logs: What the script's own step has returned.
+        replicas: How many there are.
 
     Attributes:
         tensors: All of them, the nearest to the cause first.
         runs: How often one device has made the step.
     """
 
-    def __init__(self, plain: PlainStep, before: Sequence[np.ndarray], logs: Any) -> None:
-        self.plain, self.before = plain, before
+    def __init__(self, plain: PlainStep, before: Sequence[np.ndarray], logs: Any, replicas: int) -> None:
+        self.plain, self.before, self.replicas = plain, before, replicas
         self._ours = [each.copies() for each in plain.held]
         self._logs = tf.nest.map_structure(np.asarray, logs)
         self._one, self._moved = plain.run(before), [plain.run(before, draw=1)]
@@ -183,7 +188,12 @@ class Judged:
         for number, (held, copies) in enumerate(zip(self.plain.held, self._ours, strict=True)):
             moved = [each[1][number] for each in self._moved]
             every = [compare(held.name, held.of, copy, self._one[1][number], moved, eps) for copy in copies]
-            found.append(max(every, key=lambda each: each.apart))
+            apart = max(every, key=lambda each: each.apart)
+            if apart.differs and held.of_mean:
+                counted = copies[0] / copies[0].dtype.type(self.replicas)
+                again = compare(held.name, held.of, counted, self._one[1][number], moved, eps)
+                apart = apart if again.differs else again
+            found.append(apart)
         ours, one = dict(leaves_of(self._logs)), dict(leaves_of(self._one[0]))
         others = [dict(leaves_of(each[0])) for each in self._moved]
         for name, value in one.items():
@@ -214,13 +224,13 @@ def conclude(step: Step) -> None:
         _LOG.warning(
             "The first step of %s isn't one device's: %s. That is so because %s",
             step.call,
-            step.differs[0],
+            step.first,
             step.known,
         )
     else:
         raise StrategyError(
             asked=f'create(check="first_step") compares the first step of {step.call} with the same on one device',
-            found=f"{step.differs[0]}. {len(step.differs)} of {step.tensors} tensors differ",
+            found=f"{step.first}. {len(step.differs)} of {step.tensors} variables and logs differ",
             remedy=REMEDY + ". Without check the script trains with these numbers",
         )
 

@@ -20,12 +20,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.check.state import Held, Of, held_by, models_within
+from toolkit.strategies.check.notes import Notes
+from toolkit.strategies.check.state import Held, Of, held_by, models_within, optimizers_within
 from toolkit.strategies.step import xla
 from toolkit.strategies.upstream import private, train_function
 from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.strategies.upstream.wrapping import away
-from toolkit.strategies.variables import optimizers_of
 from toolkit.support.graphs import outside
 
 _SEEDS = "global_seed_generator"  # Keras's name for it.
@@ -39,17 +39,19 @@ class PlainStep:
         model: Of a strategy of several replicas; built and compiled.
         kind: "train", "test" or "predict".
         batches: Whole batches, as many as a call of the model's function takes.
+        notes: Notes what the step computes on its way; None to compute it as Keras does.
 
     Attributes:
+        batches: The same.
         held: What the step may change; complete once it is traced.
         eps: One rounding of the coarsest dtype in which the model computes.
         draws: The types of operations that draw by a state of TensorFlow's; known once it is traced.
     """
 
-    def __init__(self, model: Any, kind: str, batches: Sequence[Any]) -> None:
-        self._model, self._kind = model, kind
-        self._structure = list(batches)
-        self._leaves = [each for each in tf.nest.flatten(self._structure) if each is not None]
+    def __init__(self, model: Any, kind: str, batches: Sequence[Any], notes: Notes | None = None) -> None:
+        self._model, self._kind, self._notes = model, kind, notes
+        self.batches = list(batches)
+        self._leaves = [each for each in tf.nest.flatten(self.batches) if each is not None]
         self._seeds = private.global_state.get_global_attribute(_SEEDS)
         self.held = held_by(model, [] if self._seeds is None else [self._seeds])
         self.eps = rounding_of(model, self._leaves)
@@ -97,13 +99,18 @@ class PlainStep:
             return
         with self._as_plain_keras():
             function = train_function.made_anew(self._model, self._kind)
-            traced = tf.function(lambda leaves: function(self._packed(leaves)), autograph=False)
+            traced = tf.function(self._step(function), autograph=False)
             concrete = traced.get_concrete_function(self._leaves)
         self._take_in(concrete)
         operations = {each.type for each in concrete.graph.get_operations()}
         operations |= {each.op for one in concrete.graph.as_graph_def().library.function for each in one.node_def}
         self.draws = sorted(each for each in operations if _draws_by_state(each))
         self._call = concrete
+
+    def _step(self, function: Callable) -> Callable:
+        if self._notes is None:
+            return lambda leaves: function(self._packed(leaves))
+        return self._notes.noted(self._model, lambda leaves: function(self._packed(leaves)))
 
     def _eagerly(self, leaves: list) -> Any:
         with self._as_plain_keras():
@@ -112,8 +119,8 @@ class PlainStep:
 
     def _packed(self, leaves: Sequence[Any]) -> list:
         given = iter(leaves)
-        every = [None if each is None else next(given) for each in tf.nest.flatten(self._structure)]
-        return tf.nest.pack_sequence_as(self._structure, every)
+        every = [None if each is None else next(given) for each in tf.nest.flatten(self.batches)]
+        return tf.nest.pack_sequence_as(self.batches, every)
 
     def _take_in(self, concrete: Any) -> None:
         """Gives the function a copy of each variable that it has found by itself, such as a global one of the script's.
@@ -151,11 +158,13 @@ class PlainStep:
                         put(each.variable, "_plain", plain)
             for each in models_within(self._model):
                 put(each, "_distribute_strategy", None)
+            if self._notes is not None:  # Keras computes all of it in one graph then.
+                put(self._model, "_run_eagerly", True)
             put(self._model, "_jit_compile", xla.meant_alone(self._model) and not self._model.run_eagerly)
             for each in layers_within(self._model):
                 put(each, "_losses", [])
                 put(each, "_loss_ids", set())
-            for each in optimizers_of(self._model):
+            for each in optimizers_within(self._model):
                 for one in filter(None, (each, getattr(each, "inner_optimizer", None))):
                     put(one, "_distribution_strategy", tf.distribute.get_strategy())
                     if getattr(one, "_trainable_variables_indices", None) is not None and one.built:

@@ -21,7 +21,8 @@ class Step:
         line: The script's line that made the call.
         tensors: How many were compared.
         dtypes: Those of the floating ones.
-        differs: What isn't one device's, in words, the nearest to the cause first.
+        first: The first tensor that isn't one device's, in the order of computing, and how far it is apart.
+        differs: All variables and logs that aren't, in the same words.
         known: Why that is so, where the reason is a known one; "" otherwise.
         skipped: Why nothing could be compared; "" otherwise.
         seconds: How long it took, beside the script's own step.
@@ -33,6 +34,7 @@ class Step:
     line: str
     tensors: int = 0
     dtypes: tuple[str, ...] = ()
+    first: str = ""
     differs: tuple[str, ...] = ()
     known: str = ""
     skipped: str = ""

@@ -21,15 +21,48 @@ def whole_batch(strategy: tf.distribute.Strategy, given: Any) -> Any:
     part = given if isinstance(given, Part) else Part(given, None, {})
     leaves, local = tf.nest.flatten(part.batch), len(strategy.extended.worker_devices)
     every = [[_plain(each) for each in _of_each(strategy, leaf, local)] for leaf in leaves]
-    own: list[int | None] = (
-        [None] * local if part.rows is None else [int(each) for each in _of_each(strategy, part.rows, local)]
-    )
+    own = rows_of(strategy, given)
     mine = [[values[place] for values in every] for place in range(local)]
     if processes(strategy) > 1:
         mine, own = _of_all_processes(strategy, mine, own)
     tables = set(map(int, part.tables))
-    joined = [_joined([each[number] for each in mine], own, number in tables) for number in range(len(leaves))]
-    return tf.nest.pack_sequence_as(part.batch, joined)
+    whole = [_joined([each[number] for each in mine], own, number in tables) for number in range(len(leaves))]
+    return tf.nest.pack_sequence_as(part.batch, whole)
+
+
+def rows_of(strategy: tf.distribute.Strategy, given: Any) -> list[int | None]:
+    """Returns how many of a batch's examples each replica of this process has; None where all that it has are its own.
+
+    Args:
+        strategy: Whose replicas were given it.
+        given: As of `whole_batch`.
+    """
+    local = len(strategy.extended.worker_devices)
+    if not isinstance(given, Part) or given.rows is None:
+        return [None] * local
+    return [int(each) for each in _of_each(strategy, given.rows, local)]
+
+
+def joined(strategy: tf.distribute.Strategy, mine: list[list], rows: list[int | None]) -> list[tuple[list, Any]]:
+    """Joins tensors of replicas; with several processes it is a collective.
+
+    Args:
+        strategy: Of the replicas.
+        mine: For each replica of this process, its tensors.
+        rows: As `rows_of` returns them.
+
+    Returns:
+        For each tensor every replica's, in the order of the batch's rows, and their rows joined; None if they can't be.
+    """
+    if processes(strategy) > 1:
+        mine, rows = _of_all_processes(strategy, mine, rows)
+    found = []
+    for parts in zip(*mine, strict=True):
+        try:
+            found.append((list(parts), _joined(parts, rows, is_table=False)))
+        except tf.errors.InvalidArgumentError:  # They have other shapes but for their rows.
+            found.append((list(parts), None))
+    return found
 
 
 def _of_each(strategy: tf.distribute.Strategy, leaf: Any, count: int) -> list:
