@@ -641,6 +641,7 @@ class _Telling(logging.Handler):
 
 def _main() -> None:
     """Obeys a run's orders, one a line; ends with it."""
+    os.nice(10)  # Training goes first.
     for number in signals.SIGNALS:  # A launcher sends them to the run, which then has seconds in which it copies.
         signal.signal(number, signal.SIG_IGN)
     channel, lock = os.fdopen(os.dup(1), "w", encoding="utf-8"), threading.Lock()
