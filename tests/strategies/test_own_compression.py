@@ -1,11 +1,13 @@
 """The manual's compression, written outside of the toolkit: its numbers, its bytes, and what is kept of it."""
 
+import json
 import math
 import pathlib
 import re
 
 import keras
 import numpy as np
+import processes
 import pytest
 
 from toolkit import strategies
@@ -134,3 +136,40 @@ def test_what_makes_no_sense_is_refused(four_devices, top_k):
         trained(model)
     assert GradientExchange(compression=top_k(0.1)) == GradientExchange(compression=top_k(0.1))
     assert GradientExchange(compression=top_k(0.1)) != GradientExchange(compression=top_k(0.2))
+
+
+TRAINS = """
+import json, sys
+import keras
+import numpy as np
+
+replicas = sys.argv[1:]
+if replicas:
+    toolkit.devices.configure(gpus=2, emulate="always")
+exchange = toolkit.strategies.GradientExchange(compression=TopK(0.1), start_step=2)
+strategy = toolkit.strategies.create(*replicas, gradients=exchange)
+found = []
+for steps in (None, 2):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01, gradient_accumulation_steps=steps), "mse")
+    x = np.random.default_rng(0).normal(size=(256, 64)).astype("float32")
+    losses = model.fit(x, x[:, :1], batch_size=32, epochs=4, verbose=0, shuffle=False).history["loss"]
+    found.append([*losses, float(sum(abs(each).sum() for each in model.get_weights()))])
+print("SEEN", json.dumps(found))
+"""
+
+
+@pytest.mark.long
+def test_two_workers_train_as_two_replicas_and_add_gradients_up_first(tmp_path):
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    (tmp_path / "train.py").write_text(code + TRAINS)
+    first, second = processes.seen(processes.launch(tmp_path, "train.py"))
+    assert first == second
+    done = processes.python(tmp_path, "train.py", "mirrored")
+    plain, _ = json.loads(done.stdout.partition("SEEN ")[2])
+    np.testing.assert_allclose(first[0], plain, rtol=1e-5)
+    added = first[1]  # Workers send what several steps have added up: other elements are the largest.
+    assert added[3] < 0.3 * added[0]
+    assert added != first[0]
