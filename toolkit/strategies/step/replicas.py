@@ -16,6 +16,7 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step.collectives import overlaps_exchanges
+from toolkit.strategies.step.gathers import Gathers
 from toolkit.strategies.upstream.wrapping import attach
 
 autograph = tf.__internal__.autograph
@@ -40,8 +41,8 @@ def know_steps(strategy: tf.distribute.Strategy) -> None:
 
 def _with_steps(original: Callable, extended: Any, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
     def of_one(*args: Any, **kwargs: Any) -> Any:
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        with this_step.having(**_facts_of(tf.distribute.get_replica_context()), graph=graph):
+        facts = _facts_of(tf.distribute.get_replica_context())
+        with this_step.having(**facts, **_facts_of_graph(shards_weights=facts["shards_weights"])):
             return fn(*args, **kwargs)
 
     return original(extended, of_one, args, kwargs)
@@ -62,6 +63,12 @@ def _facts_of(context: tf.distribute.ReplicaContext) -> dict[str, Any]:
     if replica not in kept[1]:
         kept[1][replica] = _find_facts(strategy, options, replica)
     return kept[1][replica]
+
+
+def _facts_of_graph(*, shards_weights: bool) -> dict[str, Any]:
+    """Returns what is true for a replica in the graph that is being traced: attributes of `this_step`."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return {"graph": graph, "gathers": None if graph is None or not shards_weights else Gathers(graph)}
 
 
 def _find_facts(strategy: tf.distribute.Strategy, options: Any, replica: int) -> dict[str, Any]:
