@@ -4,6 +4,7 @@ A replica's `Step` is made once for a strategy and its options. What a step or `
 has the same is marked by `alike`: Keras's loop, which would take a mean of it or join it, is given the first replica's.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from toolkit.strategies.batches import Part
 from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
+from toolkit.strategies.processes.agreement import meeting, processes
 from toolkit.strategies.step.collectives import overlaps_exchanges
 from toolkit.strategies.step.gathers import Gathers
 from toolkit.strategies.upstream.wrapping import attach
@@ -147,7 +149,9 @@ class ReducesForKeras:
             return parts[0]
         if axis is not None and all(part.shape.rank == 0 for part in parts):
             axis = None
-        return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+        together = processes(self) > 1 and tf.executing_eagerly()
+        with meeting(self) if together else contextlib.nullcontext():
+            return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
 
 def _parts_and_leaves(args: tuple) -> Iterator[Any]:
