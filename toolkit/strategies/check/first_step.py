@@ -20,7 +20,7 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.check import watching
 from toolkit.strategies.check.comparing import Compared, compare, leaves_of
 from toolkit.strategies.check.diagnosis import first_apart
-from toolkit.strategies.check.plain import PlainStep
+from toolkit.strategies.check.plain import PlainStep, step_of
 from toolkit.strategies.check.state import Of, Saved
 from toolkit.strategies.check.watching import Step
 from toolkit.strategies.check.whole_batches import whole_batch
@@ -33,7 +33,7 @@ from toolkit.support.frames import line_of, users_frame
 
 _LOG = logging.getLogger(__name__)
 REMEDY = "Look at what the script computes there of the whole batch; where all of it is Keras's, please report it"
-_DRAWS = "it draws by a state of TensorFlow's (%s), and never twice the same. keras.random draws what one device draws"
+DRAWS = "it draws by a state of TensorFlow's (%s), and never twice the same. keras.random draws what one device draws"
 _CALLS = {"train": "fit", "test": "evaluate", "predict": "predict"}
 _AGAIN = 4  # How often a step that seems to differ is moved by a rounding.
 _ORDER = {each: number for number, each in enumerate(Of)}
@@ -90,8 +90,8 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
         return within(batches), None  # Which says that there is no more.
     began, strategy = time.monotonic(), model.distribute_strategy
     step = Step(_CALLS[kind], model.name, line_of(users_frame(sys._getframe(1))))
-    plain = PlainStep(model, kind, [whole_batch(strategy, each) for each in taken])
-    whys = [each for each in _of_all(strategy, _traced(plain)) if each]
+    plain = step_of(model, kind, [whole_batch(strategy, each) for each in taken])
+    whys = [each for each in of_all(strategy, traced(plain)) if each]
     if whys:
         step.skipped = f"one device can't make it: {whys[0]}"
         return _made(within, taken, spec), step
@@ -101,15 +101,15 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
     began = time.monotonic()
     judged = Judged(plain, before, logs, replica_count(strategy))
     step.tensors = len(judged.tensors)
-    step.dtypes = tuple(sorted({each.dtype for each in judged.tensors if each.dtype.startswith(("float", "bfloat"))}))
+    step.dtypes = judged.dtypes
     mine = [each.describe() for each in judged.differs]
-    step.differs = next((tuple(each) for each in map(json.loads, _of_all(strategy, json.dumps(mine))) if each), ())
+    step.differs = next((tuple(each) for each in map(json.loads, of_all(strategy, json.dumps(mine))) if each), ())
     if step.differs:
         step.known = known_case(model, plain) or ""
         apart = first_apart(kind, model, taken[0], spec, plain.batches[0], before, saved)
         step.first = apart[0].describe() if apart else step.differs[0]
     elif plain.draws:
-        step.skipped = _DRAWS % ", ".join(plain.draws)
+        step.skipped = DRAWS % ", ".join(plain.draws)
     step.seconds, step.runs = spent + time.monotonic() - began, judged.runs
     return logs, step
 
@@ -137,7 +137,7 @@ def _made(within: Callable, taken: list, spec: Any) -> Any:
     return made.get_concrete_function()(*taken)  # TensorFlow counts how often functions of one place are traced.
 
 
-def _traced(plain: PlainStep) -> str:
+def traced(plain: PlainStep) -> str:
     """Traces a step as one device would; returns why that can't be, or ""."""
     try:
         plain.trace()
@@ -148,7 +148,7 @@ def _traced(plain: PlainStep) -> str:
     return ""
 
 
-def _of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
+def of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     """Returns all processes' texts."""
     return [each.decode() for each in gather(strategy, text.encode())]
 
@@ -170,7 +170,7 @@ class Judged:
     def __init__(self, plain: PlainStep, before: Sequence[np.ndarray], logs: Any, replicas: int) -> None:
         self.plain, self.before, self.replicas = plain, before, replicas
         self._ours = [each.copies() for each in plain.held]
-        self._logs = tf.nest.map_structure(np.asarray, logs)
+        self._logs = tf.nest.map_structure(lambda each: None if each is None else np.asarray(each), logs)
         self._one, self._moved = plain.run(before), [plain.run(before, draw=1)]
         self.tensors = self._compared()
         if self.differs:
@@ -182,6 +182,11 @@ class Judged:
     def differs(self) -> list[Compared]:
         """Those that rounding doesn't explain."""
         return [each for each in self.tensors if each.differs]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The floating ones of the tensors."""
+        return tuple(sorted({each.dtype for each in self.tensors if each.dtype.startswith(("float", "bfloat"))}))
 
     def _compared(self) -> list[Compared]:
         eps, found = self.plain.eps, []
@@ -198,6 +203,8 @@ class Judged:
         others = [dict(leaves_of(each[0])) for each in self._moved]
         for name, value in one.items():
             there = ours.get(name, np.zeros([0]))
+            if there is None or value is None:  # Each replica has returned its own.
+                continue
             found.append(compare(f"the log {name}", Of.LOG, there, value, [each[name] for each in others], eps))
         return sorted(found, key=lambda each: _ORDER[each.of])
 

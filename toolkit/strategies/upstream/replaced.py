@@ -30,7 +30,11 @@ LAYER = Replaced(
     view="view",  # Hands the layer this replica's rows.
     xla="xla",  # Compiles the layer, where the step's layers are pieces.
 )
-FUNCTION = Replaced("Function.__call__", step="inlines")  # A tf.function becomes a part of the step.
+FUNCTION = Replaced(
+    "Function.__call__",
+    step="inlines",  # A tf.function becomes a part of the step.
+    check="loops",  # Its first call is compared with one device's, if it runs a step on replicas.
+)
 REDUCE = Replaced("reduce_weighted_values", replicas="")  # A mean is one over the whole batch.
 NUMBERS = Replaced(
     "stateless_random_uniform_v2",
