@@ -7,9 +7,7 @@ that it calls refer to.
 """
 
 import functools
-import json
 import sys
-import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.check import watching
-from toolkit.strategies.check.first_step import DRAWS, Judged, conclude, of_all, traced
+from toolkit.strategies.check.first_step import compared, conclude
 from toolkit.strategies.check.plain import PlainStep, Settings
 from toolkit.strategies.check.state import Objects
 from toolkit.strategies.check.watching import Step
@@ -70,7 +68,6 @@ def _runs(graph: Any) -> Any:
 
 
 def _compared(strategy: Any, call: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
-    began = time.monotonic()
     step = Step(
         "the loop", str(getattr(function.python_function, "__name__", "")), line_of(users_frame(sys._getframe(1)))
     )
@@ -87,24 +84,14 @@ def _compared(strategy: Any, call: Callable, function: Any, args: tuple, kwargs:
         return lambda batches: once(*batches[0][0], **batches[0][1])
 
     plain = PlainStep(objects, make, [given], Settings(strategy=strategy))
-    whys = [each for each in of_all(strategy, traced(plain)) if each]
-    if whys:
-        step.skipped = f"one device can't make it: {whys[0]}"
-        _keep(step)
-        return call(*args, **kwargs)
-    before = [each.copies()[0] for each in plain.held]
-    spent = time.monotonic() - began
-    found = call(*args, **kwargs)
-    began = time.monotonic()
-    judged = Judged(plain, before, _logs(strategy, found), replica_count(strategy))
-    step.tensors, step.dtypes = len(judged.tensors), judged.dtypes
-    mine = [each.describe() for each in judged.differs]
-    step.differs = next((tuple(each) for each in map(json.loads, of_all(strategy, json.dumps(mine))) if each), ())
-    if step.differs:
-        step.first, step.known = step.differs[0], _known(plain, objects)
-    elif plain.draws:
-        step.skipped = DRAWS % ", ".join(plain.draws)
-    step.seconds, step.runs = spent + time.monotonic() - began, judged.runs
+    found = compared(
+        strategy,
+        step,
+        plain,
+        lambda: call(*args, **kwargs),
+        known=lambda: _known(plain, objects),
+        logs=lambda found: _logs(strategy, found),
+    )
     _keep(step)
     return found
 

@@ -42,12 +42,15 @@ class Settings:
         strategy: Whose methods such a function calls; None if it calls none.
         eagerly: Whether it isn't traced, but Python makes it each time.
         notes: Notes what the step computes on its way; None to compute it as Keras does.
+        unsized: For each component of a batch, flattened, whether its number of rows isn't known when it is traced;
+            () if all are.
     """
 
     model: Any = None
     strategy: Any = None
     eagerly: bool = False
     notes: Notes | None = None
+    unsized: tuple[bool, ...] = ()
 
 
 class PlainStep:
@@ -121,13 +124,24 @@ class PlainStep:
         with self._as_plain_keras():
             function = self._make()
             traced = tf.function(self._step(function), autograph=False)
-            concrete = traced.get_concrete_function(self._leaves)
+            concrete = traced.get_concrete_function(self._specs())
         self._take_in(concrete)
         operations = {each.type for each in concrete.graph.get_operations()}
         operations |= {each.op for one in concrete.graph.as_graph_def().library.function for each in one.node_def}
         self.draws = sorted(each for each in operations if _draws_by_state(each))
         self.draws_by_seed = any(each.startswith(("StatelessRandom", "StatelessTruncated")) for each in operations)
         self._call = concrete
+
+    def _specs(self) -> list:
+        """Returns what the step is traced with: Keras takes a size that is known for a batch's weight."""
+        every = tf.nest.flatten(self.batches)
+        unsized = self._settings.unsized or (False,)
+
+        def one(number: int, leaf: Any) -> Any:
+            dense = isinstance(leaf, tf.Tensor) and leaf.shape.rank and unsized[number % len(unsized)]
+            return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if dense else leaf
+
+        return [one(number, leaf) for number, leaf in enumerate(every) if tf.is_tensor(leaf)]
 
     def _step(self, function: Callable) -> Callable:
         step = lambda leaves: function(self._packed(leaves))  # noqa: E731
@@ -304,16 +318,19 @@ def _reduced(how: Any, value: Any, axis: int | None) -> Any:
     return tf.reduce_mean(value, axis) if mean else tf.reduce_sum(value, axis)
 
 
-def step_of(model: Any, kind: str, batches: Sequence[Any], notes: Notes | None = None) -> PlainStep:
+def step_of(
+    model: Any, kind: str, batches: Sequence[Any], unsized: tuple[bool, ...] = (), notes: Notes | None = None
+) -> PlainStep:
     """Returns a model's `train_step`, `test_step` or `predict_step`, as one device makes it.
 
     Args:
         model: Of a strategy of several replicas; built and compiled.
         kind: "train", "test" or "predict".
         batches: Whole batches, as many as a call of the model's function takes.
-        notes: As of `Settings`.
+        unsized: As of `Settings`.
+        notes: The same.
     """
-    settings = Settings(model=model, eagerly=model.run_eagerly, notes=notes)
+    settings = Settings(model=model, eagerly=model.run_eagerly, notes=notes, unsized=unsized)
     return PlainStep(of_model(model), lambda: train_function.made_anew(model, kind), batches, settings)
 
 

@@ -30,6 +30,22 @@ def whole_batch(strategy: tf.distribute.Strategy, given: Any) -> Any:
     return tf.nest.pack_sequence_as(part.batch, whole)
 
 
+def unsized(spec: Any) -> tuple[bool, ...]:
+    """Returns for each component of a distributed batch whether its number of rows isn't known; () without a spec.
+
+    Args:
+        spec: The spec of what replicas are given.
+    """
+    if spec is None:
+        return ()
+
+    def one(leaf: Any) -> bool:
+        parts = getattr(leaf, "_value_specs", (leaf,))  # Of a PerReplica.
+        return any(isinstance(each, tf.TensorSpec) and each.shape.rank and each.shape[0] is None for each in parts)
+
+    return tuple(one(each) for each in tf.nest.flatten(spec.batch if isinstance(spec, Part) else spec))
+
+
 def rows_of(strategy: tf.distribute.Strategy, given: Any) -> list[int | None]:
     """Returns how many of a batch's examples each replica of this process has; None where all that it has are its own.
 
