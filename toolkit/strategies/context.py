@@ -37,6 +37,7 @@ class Step(threading.local):
     - `strategies/parameter_servers/rounds.py`, where that is its share of a round's: tables, draws.
     - `strategies/parameter_servers/functions.py`, where it is one for workers: compiled_alone.
     - `strategies/parameter_servers/variables.py`, where variables have other values: ps_scopes.
+    - `strategies/check/loops.py`, where a script's own loops are to be compared: loops.
     - `parallel/plan/trace.py`, where a plan looks at a model: planned.
 
     Attributes:
@@ -81,6 +82,7 @@ class Step(threading.local):
         on_batch: "train", "test" or "predict" while a script has a single batch trained on, tested or predicted.
         ps_step: The step of parameter servers that is traced.
         ps_scopes: The scopes in which their variables have other values.
+        loops: Whether functions that the script calls are compared with one device's.
         planned: What a plan records of the layers that are called, while it looks at a model.
     """
 
@@ -117,6 +119,7 @@ class Step(threading.local):
     on_batch: str | None = None
     ps_step: Any = None
     ps_scopes: tuple = ()
+    loops = False
     planned: Any = None
 
     @contextlib.contextmanager

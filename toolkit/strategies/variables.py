@@ -79,7 +79,7 @@ def recreate_in_scope(model: keras.Model) -> None:
     for each in layers_within(model):
         if isinstance(each, keras.Model) and each._distribute_strategy is None:
             each._distribute_strategy = strategy
-    others = [v for v in keras_variables(model) if _is_outside(v._value, strategy)]
+    others = [v for v in _keras_variables(model) if _is_outside(v._value, strategy)]
     plain = [each for each in tensorflow_variables(model) if _is_outside(each[2], strategy)]
     if others or plain or made_outside:
         # What was traced before belongs to no strategy.
@@ -148,7 +148,7 @@ def _move(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             each._distribution_strategy = strategy
 
 
-def keras_variables(model: keras.Model) -> list[Any]:
+def _keras_variables(model: keras.Model) -> list[Any]:
     """Returns the Keras variables of a model, its metrics and its optimizers."""
     every = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
     every += [v for optimizer in optimizers_of(model) for v in optimizer.variables]

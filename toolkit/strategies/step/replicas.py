@@ -107,6 +107,8 @@ class ReducesForKeras:
 
     def run(self, fn: Callable, args: tuple = (), kwargs: dict | None = None, options: Any = None) -> Any:
         """Runs a function on each replica, as TensorFlow does, with what Keras's loop has read for it."""
+        if not tf.executing_eagerly():
+            _note_run(self)
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._run_traced(fn)(args, kwargs or {}, options)
         # Here, since AutoGraph doesn't look into `run_own`.
@@ -152,6 +154,14 @@ class ReducesForKeras:
         together = processes(self) > 1 and tf.executing_eagerly()
         with meeting(self) if together else contextlib.nullcontext():
             return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+
+
+def _note_run(strategy: Any) -> None:
+    """Notes in the graphs that are being traced that a step is run on replicas."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        graph._toolkit_strategy = strategy
+        graph = getattr(graph, "outer_graph", None)
 
 
 def _parts_and_leaves(args: tuple) -> Iterator[Any]:
