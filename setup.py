@@ -45,7 +45,7 @@ setuptools.setup(
         # Functions of notebooks, for toolkit.launch.run.
         "cloudpickle>=3,<4",
         # Where Run(copy_to=...) copies to. Versions are dates; s3fs and gcsfs ask for their own date's.
-        "fsspec>=2024.10,<2028",
+        "fsspec>=2024.12,<2028",
         # 3.12 is the last Keras for Python 3.10. scripts/test-next tries 3.16 before its release; nothing was tried on
         # what comes after it.
         "keras>=3.12,<3.17",
@@ -73,8 +73,8 @@ setuptools.setup(
         # CIFAR-10, for recipes with --data=cifar10: 200 MB, which whoever trains on data of their own doesn't need.
         "datasets": DATASETS,
         # Drivers of Run(copy_to="s3://...") and copy_to="gs://...".
-        "s3": ["s3fs>=2024.10,<2028"],
-        "gcs": ["gcsfs>=2024.10,<2028"],
+        "s3": ["s3fs>=2024.12,<2028"],
+        "gcs": ["gcsfs>=2024.12,<2028"],
         # toolkit.strategies.create() and RayReport in the train function of a TensorflowTrainer.
         "ray": ["ray[train]>=2.50,<3"],
         "docs": ["furo>=2024.8.6", "myst-parser>=4,<6", "sphinx>=8,<10"],
@@ -90,7 +90,7 @@ setuptools.setup(
             "kubernetes-validate>=1.31,<2",
             # A real S3 server over HTTP.
             "moto[server]>=5.1,<6",
-            "s3fs>=2024.10,<2028",
+            "s3fs>=2024.12,<2028",
             "mypy>=1.15,<3",
             "pytest>=8,<10",
             "pytest-timeout>=2.3,<3",

@@ -59,7 +59,7 @@ NAMES = (
     "gpus", "emulate", "visible_devices", "memory", "split_gpus", "inter_op_threads", "log_placement", "data",
     "data_dir",
     "epochs", "steps_per_epoch", "global_batch_size", "learning_rate", "seed", "run_dir", "resume",
-    "checkpoint_steps",
+    "checkpoint_steps", "copy_to",
     "profile", "cluster", "task", "start_timeout", "variables", "shards", "min_shard_kib", "synchronous",
     "max_staleness",
     "steps_per_dispatch", "model", "flagfile", "undefok", "v", "verbosity", "noresume", "nosynchronous",

@@ -39,6 +39,13 @@ def test_every_task_gets_its_tf_config_and_arguments(launcher):
 
 
 @pytest.mark.slow
+def test_a_task_knows_how_long_it_gets_to_end(launcher):
+    code, out, err, _ = launcher.run("--workers=1", "--grace=7.5", body="print('GRACE', os.environ['TOOLKIT_GRACE'])")
+    assert code == 0, err
+    assert "GRACE 7.5" in out
+
+
+@pytest.mark.slow
 def test_dry_run_prints_what_a_shell_can_run(launcher):
     code, out, _, _ = launcher.run("--workers=2", "--dry_run", body="print('ran', me, len(sys.argv))")
     assert code == 0

@@ -69,3 +69,16 @@ def test_sleep_ends_with_a_signal():
     with pytest.raises(JobStopped) as stopped:
         signals.sleep(60, [signal.SIGTERM])
     assert stopped.value.exit_code == 143
+
+
+def test_of_a_grace_what_is_left_is_counted_from_the_signal(hangup, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    with signals.StopSignals() as stop:
+        stop.held = True
+        assert stop.left(15.0) == 15.0
+        signal.raise_signal(signal.SIGTERM)
+        now[0] += 4
+        assert stop.left(15.0) == 10.0, "and a second in which the process ends"
+        now[0] += 20
+        assert stop.left(15.0) == 0.0

@@ -3,6 +3,7 @@
 A strategy is TensorFlow's own, with what Keras 3 lacks under it: the exchange of gradients, the same state on
 all processes, steps that a chief dispatches to workers. One file per strategy, and a table of names:
 
+compression   what a way of sending gradients in fewer bytes is
 options       what users give a strategy, and which options go together
 mesh          which replicas exchange with which
 context       what is known of the step that a thread is at
@@ -22,12 +23,15 @@ table         names, `create`, what "auto" means, and `describe`
 
 from typing import Any
 
+from toolkit.strategies.compression import Compression, Kept
 from toolkit.strategies.options import GradientExchange, LocalSteps, ParameterServerOptions
 from toolkit.strategies.table import NAMES, create, describe
 
 __all__ = [
     "NAMES",
+    "Compression",
     "GradientExchange",
+    "Kept",
     "LocalSteps",
     "ParameterServerOptions",
     "batch_gradients",

@@ -7,6 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.compression import Compression
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -46,8 +47,9 @@ class GradientExchange:
             computed; 0 for all in one, when the last is known; None for 512 KiB, the best size at 1 Gbit/s.
 
         compression: "none", or "powersgd" (arXiv 1905.13727): of each matrix's gradient two thin factors are sent, and
-            what they leave out is added to the next step's. Other numbers than one device's: it is taken by name only.
-        rank: Columns of the factors, which for a matrix [n, m] have rank * (n + m) elements.
+            what they leave out is added to the next step's; or your own `toolkit.strategies.Compression`. Other
+            numbers than one device's: it is taken by name only.
+        rank: Columns of the factors of powersgd, which for a matrix [n, m] have rank * (n + m) elements.
         start_step: In `fit`, steps of the whole training before compression begins. Early gradients are the largest.
 
     Raises:
@@ -56,7 +58,7 @@ class GradientExchange:
 
     dtype: str = "float32"
     bytes_per_pack: int | None = None
-    compression: str = "none"
+    compression: str | Compression = "none"
     rank: int = 4
     start_step: int = 0
 
@@ -67,18 +69,27 @@ class GradientExchange:
             asked=f"gradients with communication dtype {self.dtype}",
             found="gradients aren't exchanged in that dtype",
         )
-        StrategyError.check_choice(self.compression, COMPRESSIONS, asked=f"gradient compression {self.compression!r}")
+        if not isinstance(self.compression, Compression):
+            asked = f"gradient compression {self.compression!r}"
+            StrategyError.check_choice(self.compression, COMPRESSIONS, asked=asked)
         _check("rank", self.rank, least=1)
         _check("start_step", self.start_step, least=0)
         for name, default in (("rank", 4), ("start_step", 0)):
             if self.compression == "none" and (value := getattr(self, name)) != default:
                 raise _wrong(name, value, "gradients aren't compressed", 'compression="powersgd" too')
+        if isinstance(self.compression, Compression) and self.rank != 4:
+            raise _wrong("rank", self.rank, f"{self.compression} has no such option", 'it with compression="powersgd"')
         if self.bytes_per_pack is not None and self.bytes_per_pack < 0:
             raise StrategyError(
                 asked=f"gradients in packs of {self.bytes_per_pack} bytes",
                 found="a pack can't be smaller than 0",
                 remedy="Leave bytes_per_pack out, or give such as 4194304",
             )
+
+    @property
+    def compressed_by(self) -> str:
+        """How gradients are compressed, in words: "powersgd, rank 4"."""
+        return f"{self.compression}, rank {self.rank}" if isinstance(self.compression, str) else str(self.compression)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -276,7 +276,7 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
             if (local := options_of(strategy).local) is not None:
                 described["local_steps"] = dataclasses.asdict(local)
             if (exchange := options_of(strategy).gradients).compression != "none":
-                described["compression"] = f"{exchange.compression}, rank {exchange.rank}"
+                described["compression"] = exchange.compressed_by
         devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
         described["devices"] = [f"{device.device_type}:{device.device_index}" for device in devices]
     return {**described, "cluster": cluster.as_dict()} if cluster else described
@@ -306,7 +306,7 @@ def _give_options(strategy: "tf.distribute.Strategy", options: Options) -> None:
     if options.shards is not None:
         mesh.check_shards(strategy, options.shards)
     if strategy.num_replicas_in_sync == 1:
-        asked = ["PowerSGD"] if options.gradients.compression != "none" else []
+        asked = [f"compression={options.gradients.compression}"] if options.gradients.compression != "none" else []
         asked += ["LocalSteps"] if options.local is not None else []
         if options.check != "none":
             _LOG.info("One replica trains: check=%r has nothing to compare", options.check)

@@ -231,6 +231,9 @@ class Copier:
         for path in sorted(gone, key=lambda path: not path.endswith(MANIFEST)):  # Half of one never counts.
             with contextlib.suppress(FileNotFoundError):
                 self._store.rm_file(self._place(path))
+            if self._on_disk:
+                with contextlib.suppress(OSError):  # The checkpoint's other file is still there.
+                    pathlib.Path(self._place(path)).parent.rmdir()
 
     def _next(self, there: set[str]) -> tuple[str, str] | None:
         """Returns the checkpoint to copy next: each folder's newest first, the folder of the first `fit` before others.
@@ -341,7 +344,7 @@ class Copier:
         found = self._read(_WRITER)
         if found is None:
             try:
-                self._pipe(_WRITER, self._beat(), mode="create")
+                self._create(_WRITER, self._beat())
                 return
             except FileExistsError:  # Two runs begin.
                 found = self._read(_WRITER)
@@ -492,15 +495,23 @@ class Copier:
         except FileNotFoundError:
             return None
 
-    def _pipe(self, relative: str, content: bytes, *, mode: str = "overwrite") -> None:
-        if self._on_disk and mode == "overwrite":
+    def _create(self, relative: str, content: bytes) -> None:
+        try:
+            self._store.pipe_file(self._place(relative), content, mode="create")
+        except (TypeError, NotImplementedError) as error:  # A driver that can't create what isn't there yet.
+            if self._store.exists(self._place(relative)):
+                raise FileExistsError from error
+            self._pipe(relative, content)
+
+    def _pipe(self, relative: str, content: bytes) -> None:
+        if self._on_disk:
             path = pathlib.Path(self._place(relative))
             files.make_directory(path.parent)
             with files.replacing(path) as aside:
                 aside.write_bytes(content)
                 files.sync(aside)
         else:
-            self._store.pipe_file(self._place(relative), content, mode=mode)
+            self._store.pipe_file(self._place(relative), content)
 
     def _put(self, path: pathlib.Path, relative: str) -> None:
         if self._on_disk:  # Where a file that is being written would be seen.
@@ -630,6 +641,7 @@ class _Telling(logging.Handler):
 
 def _main() -> None:
     """Obeys a run's orders, one a line; ends with it."""
+    os.nice(10)  # Training goes first.
     for number in signals.SIGNALS:  # A launcher sends them to the run, which then has seconds in which it copies.
         signal.signal(number, signal.SIG_IGN)
     channel, lock = os.fdopen(os.dup(1), "w", encoding="utf-8"), threading.Lock()

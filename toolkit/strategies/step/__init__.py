@@ -19,6 +19,7 @@ view          a step that sees the whole batch, and layers that compute this rep
 whole_batch   losses and metrics that don't follow from those of a batch's parts
 gradients     gradients on their way to all replicas, and their sum
 sharded_optimizer  optimizers of sharded variables, and slots in parts (ZeRO-1)
+compressed    gradients that a compression sends: what is the same for all of them
 powersgd      gradients of matrices, sent as two factors
 accumulation  gradients of several steps, added up by each replica for itself and exchanged once
 local_steps   steps without an exchange, and averages of weights

@@ -23,8 +23,8 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import any_in_shards
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
+from toolkit.strategies.step.compressed import memories_of, totals
 from toolkit.strategies.step.gradients import Exchange, mapped
-from toolkit.strategies.step.powersgd import memories_of, totals
 from toolkit.strategies.step.sharded_optimizer import track_slot
 from toolkit.strategies.step.sharded_variable import ReplicaCopies, ReplicaSum
 from toolkit.strategies.upstream.wrapping import attach
@@ -37,7 +37,7 @@ class _Adding:
     Attributes:
         waits: For each variable, whether its gradients are still those of this replica.
         total: Whether they are all replicas', of which each has added its part.
-        memories: The unsent part of each compressed gradient.
+        memories: What each replica keeps for compressed gradients.
     """
 
     waits: list[bool]
@@ -52,6 +52,7 @@ def _sum_before_clipping(original: Callable, optimizer: Any, grads: Sequence) ->
 class Later(Exchange):
     """A replica adds its gradients of several steps, and the sums are exchanged when Keras updates."""
 
+    name = "sums"
     now = False
 
     @staticmethod
@@ -96,11 +97,11 @@ class Later(Exchange):
             self.sent.values[number] = each
 
     @staticmethod
-    def state(optimizer: Any) -> list[Any]:
+    def state(optimizer: Any) -> dict[str, Any]:
         """What each process has accumulated."""
         strategy = optimizer._distribution_strategy
         sums = [each for each in optimizer.variables if isinstance(each, ReplicaSum)] if optimizer.built else []
-        return [ReplicaCopies(each, strategy) for each in sums]
+        return {f"{number:04d}": ReplicaCopies(each, strategy) for number, each in enumerate(sums)}
 
 
 def exchanged_later(optimizer: Any, variables: Collection) -> contextlib.AbstractContextManager[None]:

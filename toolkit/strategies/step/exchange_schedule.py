@@ -13,9 +13,9 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.mesh import layout_of
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import local_steps
+from toolkit.strategies.step.compressed import check_smaller, send_all
 from toolkit.strategies.step.local_steps import Averaging, velocities_of
 from toolkit.strategies.step.moments import normalisations
-from toolkit.strategies.step.powersgd import check_smaller, send_all
 from toolkit.strategies.upstream.train_function import Around, StepFunction
 from toolkit.strategies.variables import optimizers_of
 

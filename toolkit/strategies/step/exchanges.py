@@ -1,6 +1,7 @@
 """The exchanges of gradients: which of them a gradient takes, and what replicas keep for them.
 
-A new exchange is a class in its own file, and a place in EXCHANGES. Optimizers and checkpoints know none by name.
+A new exchange is a class in its own file, and a place in EXCHANGES. Optimizers know none by name. A new way of sending
+fewer bytes is a `Compression`, which is given as an option.
 """
 
 import contextlib
@@ -14,14 +15,14 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step import local_steps, overlap
 from toolkit.strategies.step.accumulation import Later
+from toolkit.strategies.step.compressed import Compressed
 from toolkit.strategies.step.gradients import Exchange, Gradients, Sum
 from toolkit.strategies.step.moments import own_statistics
-from toolkit.strategies.step.powersgd import Compressed
 from toolkit.strategies.step.sharded_optimizer import ScatteredSum, Shards
 from toolkit.strategies.step.sharded_variable import ReplicaCopies
 from toolkit.strategies.variables import optimizers_of
 
-# A gradient takes the first that chooses it. Checkpoints number their state from the last one's to the first one's.
+# A gradient takes the first that chooses it.
 EXCHANGES: tuple[type[Exchange], ...] = (Shards, Later, Compressed, ScatteredSum, Sum)
 _KINDS = "_toolkit_exchanges"
 
@@ -96,11 +97,12 @@ def per_replica_state(model: keras.Model) -> dict[str, Any]:
     """Returns the variables of which a checkpoint needs all replicas' values, by names that don't change."""
     found = {}
     for which, optimizer in enumerate(optimizers_of(model)):
-        kept = [variable for kind in reversed(EXCHANGES) for variable in kind.state(optimizer)]
-        found.update({f"{which}/{number:04d}": variable for number, variable in enumerate(kept)})
+        for exchange_kind in EXCHANGES:
+            kept = exchange_kind.state(optimizer)
+            found.update({f"{which}/{exchange_kind.name}/{name}": variable for name, variable in kept.items()})
     copies = [ReplicaCopies(each, model.distribute_strategy) for each in own_statistics(model)]
-    for kind, kept in (("local", local_steps.per_replica_state(model)), ("statistics", copies)):
-        found.update({f"{kind}/{number:04d}": variable for number, variable in enumerate(kept)})
+    for kind, each_kept in (("local", local_steps.per_replica_state(model)), ("statistics", copies)):
+        found.update({f"{kind}/{number:04d}": variable for number, variable in enumerate(each_kept)})
     return found
 
 

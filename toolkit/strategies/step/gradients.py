@@ -71,11 +71,13 @@ class Exchange:
         sent: All gradients of the step.
 
     Attributes:
+        name: By which a checkpoint knows what it keeps; "" where it keeps nothing.
         numbers: Those that it takes, the last layers' first, because they are known first.
         now: Whether it exchanges them in this step.
         at_tape: Whether it takes gradients that a tape returns, before an optimizer is given them.
     """
 
+    name = ""
     now = True
     at_tape = False
 
@@ -105,9 +107,9 @@ class Exchange:
         """Called when all exchanges have run."""
 
     @staticmethod
-    def state(optimizer: Any) -> list[Any]:  # noqa: ARG004
-        """Returns the variables of which a checkpoint needs all replicas' values, in a fixed order."""
-        return []
+    def state(optimizer: Any) -> dict[str, Any]:  # noqa: ARG004
+        """Returns the variables of which a checkpoint needs all replicas' values, by names that don't change."""
+        return {}
 
 
 class Sum(Exchange):

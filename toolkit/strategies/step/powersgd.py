@@ -17,41 +17,15 @@ A checkpoint has the E_r of all replicas: a resumed run is bit for bit that of n
 they are dropped, which costs as much as one step's compression.
 """
 
-import contextlib
-import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
-import keras
 import tensorflow as tf
 
-from toolkit.errors import StrategyError
-from toolkit.strategies.context import this_step
-from toolkit.strategies.mesh import Among, Layout, layout_of, replica_count
-from toolkit.strategies.options import options_of
-from toolkit.strategies.step import collectives
-from toolkit.strategies.step.collectives import joined
-from toolkit.strategies.step.gradients import Exchange, Gradients, sent_as, summed
-from toolkit.strategies.step.sharded_optimizer import is_in_parts, make_in_scope
-from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.step.trusted import is_elementwise
-from toolkit.strategies.variables import optimizers_of
+from toolkit.strategies.compression import Compression, Kept, Replicas
 
 _LEAST_SAVING = 2  # A matrix is compressed if that sends less than half of its elements.
 _TINY = 1e-8  # Added to the length of a column, which may be 0.
-
-
-class Memory(NamedTuple):
-    """A replica's state for a matrix, kept from step to step.
-
-    Attributes:
-        unsent: E_r, [n, m], another on each replica: shards of one variable.
-        right: Q, [m, rank], the same on all.
-    """
-
-    unsent: Any
-    right: Any
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -67,107 +41,46 @@ def shrinks(shape: Sequence[int], rank: int) -> bool:
     return _LEAST_SAVING * rank * (n + m) < n * m
 
 
-class Compressed(Exchange):
-    """Gradients of matrices go as two factors each, with what else is sent in float32 beside them."""
-
-    def __init__(self, sent: Gradients) -> None:
-        super().__init__(sent)
-        self._memories = memories_of(sent.optimizer, sent.variables)
-
-    @staticmethod
-    def begin(optimizer: Any) -> bool:
-        """Whether its strategy compresses."""
-        return options_of(optimizer._distribution_strategy).gradients.compression != "none"
-
-    @staticmethod
-    @contextlib.contextmanager
-    def building(optimizer: Any, variables: Sequence) -> Iterator[None]:
-        """Makes the state of compression."""
-        yield
-        _make_memories(optimizer, variables)
-
-    def choose(self, numbers: Sequence[int]) -> list[int]:
-        """All, if some are compressed, but for those of which each replica updates its part."""
-        return [number for number in numbers if self._takes(number)] if any(self._memories) else []
-
-    def _takes(self, number: int) -> bool:
-        in_parts = is_in_parts(self.sent.optimizer, self.sent.variables[number])
-        rows = isinstance(self.sent.values[number], tf.IndexedSlices)
-        return self._memories[number] is not None or rows or not in_parts
-
-    def run(self) -> None:
-        """Exchanges them."""
-        memories = [self._memories[number] for number in self.numbers]
-        self.sent.complete(self.numbers, totals(self.sent.of_shares(self.numbers), memories, self.sent.scale))
-
-    @staticmethod
-    def state(optimizer: Any) -> list[Any]:
-        """What each replica hasn't sent, and the right factors, in the order of the optimizer's trainable variables."""
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        return [variable for memory in optimizer.__dict__.get(_ATTRIBUTE, {}).values() for variable in memory]
-
-
-def totals(gradients: list, memories: Sequence[Memory | None], scale: tf.Tensor | float = 1.0) -> list:
-    """Returns the sums over all replicas: of matrices with a memory through their factors.
+class PowerSGD(Compression):
+    """Sends gradients of matrices as two factors each.
 
     Args:
-        gradients: Weighted; tensors or `tf.IndexedSlices`, in the order in which they are known.
-        memories: What this replica keeps of each, None for those that are sent as they are; () if all are.
-        scale: By what gradients are multiplied in this step.
+        rank: Columns of the factors.
     """
-    kinds = [
-        "factors"
-        if memory is not None and not isinstance(gradient, tf.IndexedSlices)
-        else "beside"
-        if isinstance(gradient, tf.Tensor) and gradient.dtype == tf.float32
-        else "alone"
-        for gradient, memory in zip(gradients, memories or [None] * len(gradients), strict=True)
-    ]
-    factors, beside, alone = (
-        [n for n, kind in enumerate(kinds) if kind == each] for each in ("factors", "beside", "alone")
-    )
-    if not factors:  # Gradients of a table's looked up rows.
-        return summed(gradients)
-    of_factors = [(gradients[n], memories[n]) for n in factors]
-    products, others = _sums(of_factors, [gradients[n] for n in beside], sent_as(), scale)
-    rest = summed([gradients[n] for n in alone]) if alone else []
-    by_number = dict(zip([*factors, *beside, *alone], [*products, *others, *rest], strict=True))
-    return [by_number[n] for n in range(len(gradients))]
 
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
-def _sums(compressed: Sequence[tuple], others: Sequence[tf.Tensor], dtype: tf.DType | None, scale: Any) -> tuple:
-    """Returns sums over all replicas: of gradients with their memories, and of other tensors, in float32.
+    def __str__(self) -> str:
+        return f"PowerSGD at rank {self.rank}"
 
-    A memory is replaced, unless a sum isn't finite.
-    """
-    gradients, memories = zip(*compressed, strict=True)
-    replicas = this_step.count
-    whole = [
-        tf.reshape(tf.cast(gradient, tf.float32), matrix_shape(gradient.shape)) + _read(memory.unsent) * scale
-        for gradient, memory in zip(gradients, memories, strict=True)
-    ]
-    rights = [_orthonormal(_read(memory.right)) for memory in memories]
-    flat, split = joined([*(m @ q for m, q in zip(whole, rights, strict=True)), *others])
-    parts = split(collectives.all_reduce(flat, dtype=dtype))
-    lefts = [_orthonormal(part) for part in parts[: len(whole)]]
-    flat, split_rights = joined([tf.matmul(m, p, transpose_a=True) for m, p in zip(whole, lefts, strict=True)])
-    total = collectives.all_reduce(flat, dtype=dtype)
-    finite = tf.reduce_all(tf.math.is_finite(total))
-    out = []
-    for gradient, memory, m, left, right in zip(gradients, memories, whole, lefts, split_rights(total), strict=True):
-        product = tf.matmul(left, right, transpose_b=True)
-        _set(memory.unsent, (m - product / replicas) / scale, finite)
-        _set(memory.right, right, finite)
-        out.append(tf.cast(tf.reshape(product, gradient.shape), gradient.dtype))
-    return out, parts[len(whole) :]
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether its two factors are much smaller than it."""
+        return len(shape) > 1 and shrinks(shape, self.rank)
 
+    def keeps(self, shape: tuple[int, ...], number: int) -> Mapping[str, Kept]:
+        """E_r, [n, m], and Q, [m, rank]."""
+        n, m = matrix_shape(shape)
+        right = tf.random.stateless_normal([m, self.rank], [number, 1905_13727])
+        return {"unsent": Kept(shape=(n, m)), "right": Kept(shape=(m, self.rank), initial=right, own=False)}
 
-def _read(variable: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(variable.value)  # This replica's.
-
-
-def _set(variable: Any, value: tf.Tensor, finite: tf.Tensor) -> None:
-    variable.assign(tf.where(finite, value, _read(variable)))
+    def exchange(
+        self, gradients: Sequence[tf.Tensor], kept: Sequence[Mapping[str, tf.Tensor]], replicas: Replicas
+    ) -> tuple[list, list]:
+        """Two sums: of the left factors, and of the right ones."""
+        whole = [
+            tf.reshape(gradient, matrix_shape(gradient.shape)) + each["unsent"]
+            for gradient, each in zip(gradients, kept, strict=True)
+        ]
+        rights = [_orthonormal(each["right"]) for each in kept]
+        lefts = [_orthonormal(part) for part in replicas.sum([m @ q for m, q in zip(whole, rights, strict=True)])]
+        rights = replicas.sum([tf.matmul(m, p, transpose_a=True) for m, p in zip(whole, lefts, strict=True)])
+        products = [tf.matmul(p, q, transpose_b=True) for p, q in zip(lefts, rights, strict=True)]
+        later = [
+            {"unsent": m - product / replicas.count, "right": right}
+            for m, product, right in zip(whole, products, rights, strict=True)
+        ]
+        return [tf.reshape(each, gradient.shape) for each, gradient in zip(products, gradients, strict=True)], later
 
 
 def _orthonormal(columns: tf.Tensor) -> tf.Tensor:
@@ -184,100 +97,3 @@ def _orthonormal(columns: tf.Tensor) -> tf.Tensor:
             left /= tf.norm(left) + _TINY
         done = tf.concat([done, left[:, None]], 1)
     return done
-
-
-# State that an optimizer keeps for compressed gradients, beside its slots.
-#
-# It is made when the optimizer is built, where it learns what it trains.
-
-
-_ATTRIBUTE = "_toolkit_memories"
-_WAITS = "_toolkit_sends_all_yet"
-
-
-def memories_of(optimizer: Any, variables: Sequence[Any]) -> list[Memory | None]:
-    """Returns each variable's state; None for variables whose gradients are sent exactly."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of a LossScaleOptimizer.
-    kept = {} if optimizer.__dict__.get(_WAITS) else optimizer.__dict__.get(_ATTRIBUTE, {})
-    return [kept.get(optimizer._var_key(variable)) if kept else None for variable in variables]
-
-
-def _make_memories(optimizer: Any, variables: Sequence) -> None:
-    exchange = options_of(optimizer._distribution_strategy).gradients
-    if not variables:
-        return
-    _check(optimizer, exchange.rank)
-    memories = {
-        optimizer._var_key(variable): make_in_scope(
-            optimizer, functools.partial(_make, variable, exchange.rank, number)
-        )
-        for number, variable in enumerate(variables)
-        if _is_compressed(variable, exchange.rank)
-    }
-    object.__setattr__(optimizer, _ATTRIBUTE, memories)  # Keras would take them for the optimizer's own variables.
-
-
-def _check(optimizer: Any, rank: int) -> None:
-    """Checks that compression makes sense.
-
-    Raises:
-        StrategyError: It doesn't for this optimizer.
-    """
-    if not is_elementwise(optimizer):
-        raise StrategyError(
-            asked=f"gradients compressed by PowerSGD at rank {rank}, with {type(optimizer).__name__}",
-            found="its update may depend on the whole layer's gradient, of which a part comes later",
-            remedy="Use another optimizer, such as SGD or AdamW, or leave compression out; if this one updates each "
-            "element by itself, set elementwise = True in its class",
-        )
-
-
-def check_smaller(model: keras.Model) -> None:
-    """Checks that compression makes a gradient smaller.
-
-    Raises:
-        StrategyError: It makes none.
-    """
-    rank, variables = options_of(model.distribute_strategy).gradients.rank, model.trainable_variables
-    if variables and not any(_is_compressed(variable, rank) for variable in variables):
-        largest = max(variables, key=lambda variable: tf.TensorShape(variable.shape).num_elements())
-        n, m = matrix_shape(largest.shape) if len(largest.shape) else (1, 1)
-        raise StrategyError(
-            asked=f"gradients compressed by PowerSGD at rank {rank}",
-            found=f"no gradient gets smaller: the largest, of {largest.path}, is a matrix of {n} x {m}",
-            remedy="Give a smaller rank, or leave compression out",
-        )
-
-
-def _is_compressed(variable: Any, rank: int) -> bool:
-    plain = not layout_of(variable).in_shards and not getattr(variable, "overwrite_with_gradient", False)
-    plain = plain and variable.name != "embeddings"  # Of a table's gradient, only the looked up rows are sent.
-    return plain and len(variable.shape) > 1 and shrinks(variable.shape, rank)
-
-
-def _make(variable: Any, rank: int, number: int) -> Memory:
-    n, m = matrix_shape(variable.shape)
-    name = variable.path.replace("/", "_")
-    # Rows of all replicas, each of which has its own. A checkpoint has all of them.
-    unsent = ReplicaShardedVariable(
-        keras.initializers.Zeros(),
-        [replica_count() * n, m],
-        layout=Layout(axis=0, among=Among.ALL),
-        dtype="float32",
-        trainable=False,
-        name=f"{name}_unsent",
-    )
-    right = keras.Variable(
-        tf.random.stateless_normal([m, rank], [number, 1905_13727]),
-        trainable=False,
-        aggregation="only_first_replica",
-        synchronization="on_read",
-        name=f"{name}_right",
-    )
-    return Memory(unsent, right)
-
-
-def send_all(model: keras.Model, value: bool) -> None:
-    """Makes a model's optimizers send whole gradients, or compress them, in what is traced from now on."""
-    for optimizer in optimizers_of(model):
-        object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), _WAITS, value)
