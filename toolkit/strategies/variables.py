@@ -25,7 +25,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     kept: list[Any] = []
     for value in (getattr(model, "optimizer", None), *vars(model).values()):
         if isinstance(value, (dict, list, tuple)):
-            kept += value.values() if isinstance(value, dict) else value
+            kept.extend(value.values() if isinstance(value, dict) else value)
         else:
             kept += [value, *(vars(value).values() if _is_helper(value) else ())]
     return list({id(each): each for each in kept if isinstance(each, keras.optimizers.Optimizer)}.values())

@@ -372,6 +372,8 @@ def _to_be_clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> Sequ
 def _squares(grads: Sequence, sharded: Sequence[bool], in_parts: Sequence[bool]) -> list:
     """Returns each whole gradient's sum of squares: of shards the group's, of parts all replicas'."""
     squares = [_square(gradient) for gradient in grads]
+    widest = max((each.dtype for each in squares), key=lambda dtype: dtype.size)
+    squares = [tf.cast(each, widest) for each in squares]
     return _added(_added(squares, sharded, Among.GROUP), in_parts, Among.ALL)
 
 
