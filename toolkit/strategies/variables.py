@@ -48,6 +48,11 @@ def trained_by(optimizer: Any) -> list[Any]:
     return list(optimizer._trainable_variables) if optimizer.built else []
 
 
+def is_table(variable: Any) -> bool:
+    """Returns whether a variable is a table, of whose gradient a step has only the rows that it looks up."""
+    return variable.name == "embeddings"
+
+
 def variables_of(model: keras.Model) -> list[Any]:
     """Returns the variables of a model and of its optimizers."""
     return [*model.weights, *(v for optimizer in optimizers_of(model) for v in optimizer.variables)]

@@ -36,7 +36,7 @@ from toolkit.strategies.step.gradients import Exchange, Gradients, sent_as, summ
 from toolkit.strategies.step.sharded_optimizer import is_in_parts, make_in_scope
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.trusted import is_elementwise
-from toolkit.strategies.variables import optimizers_of
+from toolkit.strategies.variables import is_table, optimizers_of
 
 _LEAST_SAVING = 2  # A matrix is compressed if that sends less than half of its elements.
 _TINY = 1e-8  # Added to the length of a column, which may be 0.
@@ -251,7 +251,7 @@ def check_smaller(model: keras.Model) -> None:
 
 def _is_compressed(variable: Any, rank: int) -> bool:
     plain = not layout_of(variable).in_shards and not getattr(variable, "overwrite_with_gradient", False)
-    plain = plain and variable.name != "embeddings"  # Of a table's gradient, only the looked up rows are sent.
+    plain = plain and not is_table(variable)
     return plain and len(variable.shape) > 1 and shrinks(variable.shape, rank)
 
 
