@@ -41,8 +41,8 @@ def same(case, found, tolerance=1e-10):
 
 
 HARDEST = ("vit/adamw", "lstm/sgd", "own/adamw", "gan/adamw")
-CASES = [f"{model}/{optimizer}" for model in program.MODELS for optimizer in ("sgd", "adamw")]
-CASES += [f"dense/{optimizer}" for optimizer in ("each", "accumulating", "lamb")]
+CASES = [f"{model}/{optimizer}" for model in program.MODELS for optimizer in ("sgd", "adamw") if model != "lora"]
+CASES += [f"dense/{optimizer}" for optimizer in ("each", "accumulating", "lamb")] + ["lora/each"]
 
 
 def marked(cases):
@@ -55,7 +55,7 @@ def test_a_model_has_one_devices_numbers(four_devices, case):
     model, seen, after = program.trained(create(four_devices[:2]), case)
     assert len(seen) == 20
     assert any(layout_of(each).used_whole for each in model.trainable_variables)
-    same(case, program.found(model, seen, after))
+    same(case, program.found(model, seen, after), 1e-5 if case.startswith("lora") else 1e-10)
 
 
 @pytest.mark.slow

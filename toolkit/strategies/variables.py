@@ -25,7 +25,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     kept: list[Any] = []
     for value in (getattr(model, "optimizer", None), *vars(model).values()):
         if isinstance(value, (dict, list, tuple)):
-            kept += value.values() if isinstance(value, dict) else value
+            kept.extend(value.values() if isinstance(value, dict) else value)
         else:
             kept += [value, *(vars(value).values() if _is_helper(value) else ())]
     return list({id(each): each for each in kept if isinstance(each, keras.optimizers.Optimizer)}.values())
@@ -46,6 +46,11 @@ def is_built(model: keras.Model) -> bool:
 def trained_by(optimizer: Any) -> list[Any]:
     """Returns the variables for which an optimizer was built; Keras has no public name for them."""
     return list(optimizer._trainable_variables) if optimizer.built else []
+
+
+def is_table(variable: Any) -> bool:
+    """Returns whether a variable is a table, of whose gradient a step has only the rows that it looks up."""
+    return variable.name == "embeddings"
 
 
 def variables_of(model: keras.Model) -> list[Any]:

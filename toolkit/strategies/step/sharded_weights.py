@@ -29,15 +29,12 @@ from toolkit.strategies.step import collectives
 from toolkit.strategies.step.gradients import Gradients, sent_as
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.upstream import private, replaced
+from toolkit.strategies.variables import is_table
 
 _LOG = logging.getLogger(__name__)
 _SMALLEST = 2048  # Elements. An exchange of fewer takes longer than the memory is worth.
 _LAYOUT = Layout(axis=None, used_whole=True)
 _NOTED = "_toolkit_noted_shards"
-# Their gradients are rows: a gathered table and its whole gradient would take more memory than a table at rest.
-_TABLES = tuple(
-    getattr(keras.layers, name) for name in ("Embedding", "ReversibleEmbedding") if hasattr(keras.layers, name)
-)
 
 
 class ShardedWeight(ReplicaShardedVariable):
@@ -237,7 +234,7 @@ def track(original: Callable, layer: Any, variable: Any) -> None:
     """Takes a weight that a layer has made, cut if it is one that replicas are to keep in shards."""
     original(layer, variable)
     strategy = tf.distribute.get_strategy()
-    if shards_weights(strategy) and _is_cut(layer, variable) and tf.distribute.in_cross_replica_context():
+    if shards_weights(strategy) and _is_cut(variable) and tf.distribute.in_cross_replica_context():
         replaced.LAYER.answer(weights=call_layer)
         variable.__class__ = ShardedWeight
         variable._lay_out(tuple(variable.shape), _LAYOUT)
@@ -250,8 +247,8 @@ def shards_weights(strategy: Any) -> bool:
     return options_of(strategy).weights == "sharded" and mesh.mesh_of(strategy).shards > 1
 
 
-def _is_cut(layer: Any, variable: Any) -> bool:
-    """Whether replicas are to keep shards of a layer's weight."""
+def _is_cut(variable: Any) -> bool:
+    """Whether replicas are to keep shards of a weight."""
     return (
         type(variable) is keras.Variable
         and variable.trainable
@@ -259,7 +256,7 @@ def _is_cut(layer: Any, variable: Any) -> bool:
         and int(np.prod(variable.shape)) >= _SMALLEST
         and variable.aggregation == "none"
         and not variable.overwrite_with_gradient
-        and not isinstance(layer, _TABLES)
+        and not is_table(variable)  # Its whole gradient, and all its rows gathered, would take more memory.
     )
 
 
