@@ -146,6 +146,8 @@ def test_the_limit_is_five_times_the_longest_of_the_phase_that_takes_longest(tas
     assert state.stall([one], limit=None, floor=5.0)[:2] == (10.0, 1000.0)
     assert state.stall([one, other], limit=None, floor=5.0)[:2] == (150.0, 1000.0)
     assert state.stall([one], limit=None, floor=90.0)[0] == 90.0
+    slower = task("step", {**seen, "step": 6.0}, waited=100)
+    assert state.stall([one, slower], limit=None, floor=5.0)[0] == 30.0, "the slowest task's is the longest"
     compiling = task("first step of an epoch", seen, waited=100)
     assert state.stall([one, compiling], limit=None, floor=90.0)[:2] == (2000.0, 1000.0)
 

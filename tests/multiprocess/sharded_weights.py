@@ -42,6 +42,19 @@ class Scaled(L.Layer):
         )
 
 
+class Branching(L.Layer):
+    """Reads its weight in a branch, and in a loop."""
+
+    def build(self, shape):
+        self.mix = self.add_weight(shape=(shape[-1], shape[-1]), initializer="orthogonal", name="mix")
+        self.flag = self.add_weight(shape=(), initializer="ones", trainable=False, name="flag")
+
+    def call(self, x):
+        x = tf.cond(self.flag > 0.5, lambda: tf.matmul(x, self.mix), lambda: x)
+        (_, x) = tf.while_loop(lambda n, _: n < 3, lambda n, x: (n + 1, tf.tanh(tf.matmul(x, self.mix))), (0, x))
+        return x
+
+
 class Own(keras.Model):
     """Subclassed, built by its first call; the same layer is called twice, and a weight stands between layers."""
 
@@ -124,6 +137,28 @@ def lstm():
     return keras.Model(given, L.Dense(4)(L.GRU(40)(x)))
 
 
+def odd():
+    """What reads weights in branches and loops, or assigns them in a call."""
+    given = keras.Input((48,))
+    x = Branching()(L.SpectralNormalization(L.Dense(48), power_iterations=2)(given))
+    return keras.Model(given, L.Dense(4)(x))
+
+
+def lora():
+    """A frozen base, of which one layer has LoRA weights, which Keras makes in float32."""
+    given = keras.Input((48,))
+    low, frozen = L.Dense(50, activation="tanh"), L.Dense(50, activation="tanh", trainable=False)
+    model = keras.Model(given, L.Dense(4)(frozen(low(given))))
+    low.enable_lora(48)
+    return model
+
+
+def again():
+    """Layers that are computed again in the backward pass."""
+    with keras.RematScope(mode="full"):
+        return dense()
+
+
 def words():
     given = keras.Input((6,), dtype="int32")
     x = L.TimeDistributed(L.Dense(64))(L.Embedding(300, 32)(given))
@@ -136,6 +171,9 @@ MODELS = {
     "conv": (conv, PICTURES),
     "vit": (vit, PICTURES),
     "lstm": (lstm, SERIES),
+    "odd": (odd, VECTORS),
+    "lora": (lora, VECTORS),
+    "again": (again, VECTORS),
     "words": (words, WORDS),
     "own": (Own, VECTORS),
     "gan": (Gan, VECTORS),

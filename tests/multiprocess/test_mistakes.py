@@ -220,6 +220,17 @@ if me == 0: model.evaluate(x, y, batch_size=20, verbose=0)
     assert re.search(r"worker:0 has waited 2 s for the other workers, in evaluate at train.py, line \d+\.", done.stdout)
 
 
+def test_a_call_that_others_answer_with_another_is_a_sentence(tmp_path):
+    body = "if me == 0: model.evaluate(x, y, batch_size=20, verbose=0)\nmodel.fit(x, y, batch_size=4, verbose=0)"
+    done = launch(tmp_path, body)
+    assert done.returncode == 2
+    said = (
+        r"error: worker:[01] waits for the other workers, in (fit|evaluate) at train.py, line \d+, but another worker"
+    )
+    assert re.search(said, done.stdout + done.stderr)
+    assert "Traceback" not in done.stdout
+
+
 def test_one_that_ends_early_is_named(tmp_path):
     body = """
 import toolkit.strategies.processes.resolver

@@ -2,12 +2,14 @@
 
 import importlib.util
 import pathlib
+import shutil
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import toolkit
 from toolkit import strategies
 from toolkit.errors import StrategyError
 from toolkit.strategies.mesh import layout_of
@@ -39,8 +41,8 @@ def same(case, found, tolerance=1e-10):
 
 
 HARDEST = ("vit/adamw", "lstm/sgd", "own/adamw", "gan/adamw")
-CASES = [f"{model}/{optimizer}" for model in program.MODELS for optimizer in ("sgd", "adamw")]
-CASES += [f"dense/{optimizer}" for optimizer in ("each", "accumulating", "lamb")]
+CASES = [f"{model}/{optimizer}" for model in program.MODELS for optimizer in ("sgd", "adamw") if model != "lora"]
+CASES += [f"dense/{optimizer}" for optimizer in ("each", "accumulating", "lamb")] + ["lora/each"]
 
 
 def marked(cases):
@@ -53,7 +55,7 @@ def test_a_model_has_one_devices_numbers(four_devices, case):
     model, seen, after = program.trained(create(four_devices[:2]), case)
     assert len(seen) == 20
     assert any(layout_of(each).used_whole for each in model.trainable_variables)
-    same(case, program.found(model, seen, after))
+    same(case, program.found(model, seen, after), 1e-5 if case.startswith("lora") else 1e-10)
 
 
 @pytest.mark.slow
@@ -185,3 +187,120 @@ def test_a_message_says_once_how_much_is_in_shards(four_devices, caplog):
     (said,) = [each.message for each in caplog.records if "kept in shards" in each.message]
     assert "65.5 kB of 91.4 kB of weights are kept in shards, 16.4 kB on each of 4 replicas" in said
     assert "embeddings" in said
+
+
+def step_graph(model, x, y):
+    """The graph of a model's traced step, in which all replicas are."""
+    graphs = []
+
+    class Noting(keras.layers.Layer):
+        def call(self, x):
+            graphs.append(tf.compat.v1.get_default_graph())
+            return x
+
+    noting = keras.Sequential([model, Noting()])
+    noting.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    noting.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    return graphs[-1]
+
+
+def needed_by(operation):
+    """All operations that must have run before one, by its inputs or by what it waits for."""
+    found, waiting = {}, [operation]
+    while waiting:
+        each = waiting.pop()
+        for other in [*(tensor.op for tensor in each.inputs), *each.control_inputs]:
+            if other not in found:
+                found[other] = None
+                waiting.append(other)
+    return found
+
+
+@pytest.mark.slow
+def test_a_weight_is_gathered_when_its_layers_input_is_there_and_again_for_its_gradient(four_devices):
+    """And no operation of the backward pass keeps what the forward pass has gathered, or made of it."""
+    strategy = create(four_devices[:2])
+    with strategy.scope():
+        layers = [keras.layers.Dense(64, activation="tanh", name=name) for name in ("one", "two", "three")]
+        model = keras.Sequential([keras.Input((5, 64)), *layers])
+        graph = step_graph(model, np.ones((8, 5, 64), "float32"), np.ones((8, 5, 64), "float32"))
+    operations = graph.get_operations()
+    gathers = [each for each in operations if each.type == "Pack" and each.outputs[0].shape == (2, 2048)]
+    assert len(gathers) == 2 * (3 + 3 - 1), "on each replica; no gradient needs the first layer's weights"
+    activations = [each for each in operations if each.type == "Tanh"]
+    gradients = [each for each in operations if each.type == "TanhGrad"]
+    forward = [each for each in gathers if not any(gradient in needed_by(each) for gradient in gradients)]
+    assert len(forward) == 2 * 3
+    for gather in forward:
+        made, products = [gather], 0
+        while made:
+            for reader in (each for tensor in made.pop().outputs for each in tensor.consumers()):
+                assert not any(gradient in needed_by(reader) for gradient in gradients), reader.name
+                made += [reader] if reader.type in ("Reshape", "IdentityN", "Transpose", "Identity") else []
+                products += reader.type in ("MatMul", "BatchMatMulV2")
+        assert products == 1
+    waiting = [sum(each in needed_by(gather) for each in activations) for gather in forward]
+    assert sorted(waiting) == [0, 0, 2, 2, 4, 4]  # Both replicas' inputs, as both hand out their shards.
+
+
+def small(strategy):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        layers = [keras.layers.Dense(64, activation="tanh", name="first"), keras.layers.Dense(4, name="last")]
+        model = keras.Sequential([keras.Input((48,)), *layers], name="small")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.AdamW(0.003, use_ema=True, ema_overwrite_frequency=3), loss, jit_compile=False)
+    return model
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_as_many_replicas_with_others_and_with_replicated_weights(four_devices, tmp_path):
+    data = {"x": program.VECTORS.astype("float32"), "y": program.LABELS, "batch_size": 8, "shuffle": False}
+
+    def part(directory, strategy, epochs):
+        model = small(strategy)
+        with toolkit.training.Run(directory, recipe="small", resume=directory.exists()) as run:
+            run.fit(model, **data, epochs=epochs)
+        return [*model.get_weights(), *(keras.ops.convert_to_numpy(each) for each in model.optimizer.variables)]
+
+    whole = part(tmp_path / "whole", create(four_devices[:2]), 4)
+    alone = part(tmp_path / "alone", tf.distribute.get_strategy(), 4)
+    part(tmp_path / "first", create(four_devices[:2]), 2)
+    strategies_after = {
+        "same": create(four_devices[:2]),
+        "more": create(four_devices),
+        "replicated": strategies.create("mirrored", devices=four_devices[:2]),
+    }
+    for name, strategy in strategies_after.items():
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+        for mine, theirs, ones in zip(part(tmp_path / name, strategy, 4), whole, alone, strict=True):
+            np.testing.assert_allclose(mine, ones, rtol=1e-5, atol=1e-6, err_msg=name)
+            assert name != "same" or np.array_equal(mine, theirs)
+
+
+@pytest.mark.slow
+def test_files_hold_whole_weights_and_are_loaded_with_any_layout(four_devices, tmp_path):
+    model = small(create(four_devices))
+    model.fit(program.VECTORS.astype("float32"), program.LABELS, batch_size=8, verbose=0, shuffle=False)
+    wanted = model.get_weights()
+    model.save(tmp_path / "it.keras")
+    model.save_weights(tmp_path / "it.weights.h5")
+    model.export(tmp_path / "exported", verbose=False)
+    x = program.VECTORS[:4].astype("float32")
+    exported = tf.saved_model.load(tmp_path / "exported")
+    np.testing.assert_allclose(exported.serve(x), model(x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(StrategyError, match=r"Use model\.export"):
+        tf.saved_model.save(model, str(tmp_path / "saved"))
+    for strategy in (create(four_devices[:3]), create(four_devices, shards=2), tf.distribute.get_strategy()):
+        with strategy.scope():
+            again = keras.models.load_model(tmp_path / "it.keras")
+        assert all(map(np.array_equal, again.get_weights(), wanted))
+        slots = zip(again.optimizer.variables, model.optimizer.variables, strict=True)
+        assert all(np.array_equal(*map(keras.ops.convert_to_numpy, pair)) for pair in slots)
+        again = small(strategy)
+        with strategy.scope():
+            again.optimizer.build(again.trainable_variables)
+        again.load_weights(tmp_path / "it.weights.h5")
+        assert all(map(np.array_equal, again.get_weights(), wanted))
+        assert layout_of(again.layers[0].kernel).used_whole == (strategy is not tf.distribute.get_strategy())

@@ -1,3 +1,4 @@
+import json
 import os
 
 import ml_dtypes
@@ -67,6 +68,29 @@ def test_a_damaged_one_is_said_aloud_and_the_one_before_it_used(tmp_path, caplog
     assert store.load().step == 1
     assert "step-00000002 is damaged" in caplog.text
     assert (tmp_path / "damaged-step-00000002").is_dir()
+
+
+def test_one_that_was_being_replaced_when_its_process_was_killed_is_found_and_what_was_unfinished_goes(tmp_path):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    path = save(store, 2)
+    path.rename(path.with_name(f".replaced-{path.name}"))  # As it is between the two renames.
+    (tmp_path / ".writing-step-00000003").mkdir()
+    assert store.load().step == 2
+    save(store, 4)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        ".replaced-step-00000002", "step-00000001", "step-00000004"
+    ]  # fmt: skip
+
+
+def test_a_manifest_that_says_something_else_is_damaged(tmp_path, caplog):
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    path = save(store, 2) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "metadata": {**manifest["metadata"], "epoch": 7}}))
+    assert store.load().step == 1
+    assert "doesn't match its own SHA-256" in caplog.text
     assert store.names() == ["step-00000001"]
 
 

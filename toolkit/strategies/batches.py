@@ -37,7 +37,15 @@ from toolkit.strategies.pipelines import (
     whole_for_keras,
     without_options,
 )
-from toolkit.strategies.processes.agreement import difference, extremes, process_index, processes
+from toolkit.strategies.processes.agreement import (
+    CALLS,
+    call_of,
+    calls_differ,
+    difference,
+    extremes,
+    process_index,
+    processes,
+)
 from toolkit.strategies.upstream import private
 
 
@@ -607,8 +615,12 @@ class ReadsShares:
             extended.experimental_enable_get_next_as_optional = before
 
     def _check_lengths(self, batches: int) -> None:
-        """Checks that the workers read equally long data; otherwise they would wait for ever."""
-        lowest, highest = (int(value[0]) for value in extremes(self, np.array([batches], np.int64)))
+        """Checks that the workers read equally long data in the same call; otherwise they would wait for ever."""
+        call = call_of()
+        facts = np.array([batches, CALLS.index(call) if call in CALLS else -1], np.int64)
+        (lowest, first), (highest, last) = (map(int, each) for each in extremes(self, facts))
+        if first != last:
+            raise calls_differ(self)
         if lowest != highest:
             raise StrategyError(
                 asked="every worker is to read the whole data set, and to keep its share of each batch",

@@ -20,7 +20,7 @@ class Step(threading.local):
 
     - `strategies/pipelines.py`, where Keras's loop asks for data: iterator.
     - `strategies/fit/models.py`, where a script gives a batch: on_batch.
-    - `strategies/step/replicas.py`, where it is called: all from strategy to on_cpus; graph, rows, tables, divided.
+    - `strategies/step/replicas.py`, where a strategy calls one: all from strategy to on_cpus; rows, tables, divided.
     - `strategies/step/trial.py`, where the step is tried without values: recorded, inlines; noted.
     - `strategies/step/train_step.py`, where it is made: draws, xla, inlines, compiled_alone.
     - `strategies/step/share.py`, where it is given its share of the batch: share, piece.
@@ -32,10 +32,12 @@ class Step(threading.local):
     - `strategies/step/optimizer.py`, where an optimizer is given gradients: summed, updates_own.
     - `strategies/step/accumulation.py`, where it adds them up: later, accumulates.
     - `strategies/step/sharded_optimizer.py`, where it has parts of variables: squares, parts, by_shard.
+    - `strategies/step/sharded_weights.py`, where a layer reads such weights: waits.
     - `strategies/parameter_servers/worker_step.py`, where a worker makes the step: ps_step.
     - `strategies/parameter_servers/rounds.py`, where that is its share of a round's: tables, draws.
     - `strategies/parameter_servers/functions.py`, where it is one for workers: compiled_alone.
     - `strategies/parameter_servers/variables.py`, where variables have other values: ps_scopes.
+    - `strategies/check/loops.py`, where a script's own loops are to be compared: loops.
     - `parallel/plan/trace.py`, where a plan looks at a model: planned.
 
     Attributes:
@@ -48,8 +50,9 @@ class Step(threading.local):
         groups: By `Among`, those ids for each replica.
         exchanges_overlap: Whether an exchange begins as soon as its own input is ready.
         shards_weights: Whether the replicas keep shards of weights that they use whole.
-        on_cpus: Whether the replicas are CPU devices of one process, which stand in for GPUs.
         graph: The graph in which the strategy calls the replica; None without one.
+        gathers: Where such weights are gathered in that graph (`step/sharded_weights.py`); None where they aren't.
+        on_cpus: Whether the replicas are CPU devices of one process, which stand in for GPUs.
 
         share: The replica's `Share` of the batch, in a step of `fit` or `evaluate`.
         rows: How many of a batch's examples a replica has, where what it was given may be a copy of one.
@@ -72,12 +75,14 @@ class Step(threading.local):
         accumulates: How an optimizer adds up gradients by replica, while it updates or is built.
         parts: The parts of variables that an optimizer updates.
         squares: The sums of squares of whole gradients, by which an optimizer clips.
+        waits: What a gather waits for: the inputs of the layer that reads the weight.
         by_shard: Whether weights that steps use whole read as this replica's shards.
 
         iterator: The object by which Keras's loop is to read, while it asks for its data.
         on_batch: "train", "test" or "predict" while a script has a single batch trained on, tested or predicted.
         ps_step: The step of parameter servers that is traced.
         ps_scopes: The scopes in which their variables have other values.
+        loops: Whether functions that the script calls are compared with one device's.
         planned: What a plan records of the layers that are called, while it looks at a model.
     """
 
@@ -89,6 +94,7 @@ class Step(threading.local):
     groups: Mapping[Any, list[list[int]]] = _NOBODY
     exchanges_overlap = shards_weights = on_cpus = False
     graph: Any = None
+    gathers: Any = None
 
     share: Any = None
     rows: Any = None
@@ -107,11 +113,13 @@ class Step(threading.local):
     parts: Any = None
     squares: Any = None
     by_shard = False
+    waits: tuple = ()
 
     iterator: Any = None
     on_batch: str | None = None
     ps_step: Any = None
     ps_scopes: tuple = ()
+    loops = False
     planned: Any = None
 
     @contextlib.contextmanager

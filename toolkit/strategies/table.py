@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.cluster import Membership, discover
 from toolkit.devices.inventory import take_own_gpus
 from toolkit.errors import StrategyError
+from toolkit.strategies.check import watching
 from toolkit.strategies.options import (
     GradientExchange,
     LocalSteps,
@@ -83,7 +84,8 @@ def create(
             averaged at an epoch's end. That is faster, and has other numbers than one device.
         check: "first_step": the first step of `fit`, `evaluate`, `predict` and their like is computed once more, on one
             device, and every tensor of it compared; a difference that rounding doesn't explain raises. The script's
-            own numbers stay the same to the bit. It costs a trace and a few steps, and one device must hold the model
+            own numbers stay the same to the bit. Of your own loop, the first call of a `tf.function` that calls
+            `strategy.run` is compared. It costs a trace and a few steps, and one device must hold the model
             and the whole batch. "none": nothing is compared.
 
     Returns:
@@ -121,6 +123,11 @@ def create(
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
         check_served(options)
+        if check != "none" or watching.session() is not None:
+            _LOG.warning(
+                "Nothing is compared with one device under parameter servers: batches are read where steps are made. "
+                "Compare the same script under mirrored or multi_worker"
+            )
         from toolkit.strategies.parameter_servers import strategy as served
 
         who = _required(name, membership, tasks="--chief --workers=2 --ps=2")
@@ -306,6 +313,10 @@ def _give_options(strategy: "tf.distribute.Strategy", options: Options) -> None:
         if asked:
             _LOG.warning("One replica trains, and exchanges nothing: %s has no effect", asked[0])
         return
+    if options.check != "none" or watching.session() is not None:
+        from toolkit.strategies.check import loops
+
+        loops.watch_loops()
     before = options_of(strategy)
     if has_options(strategy) and before != options:
         names = [each.name for each in dataclasses.fields(Options)]

@@ -25,7 +25,7 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     kept: list[Any] = []
     for value in (getattr(model, "optimizer", None), *vars(model).values()):
         if isinstance(value, (dict, list, tuple)):
-            kept += value.values() if isinstance(value, dict) else value
+            kept.extend(value.values() if isinstance(value, dict) else value)
         else:
             kept += [value, *(vars(value).values() if _is_helper(value) else ())]
     return list({id(each): each for each in kept if isinstance(each, keras.optimizers.Optimizer)}.values())
@@ -46,6 +46,11 @@ def is_built(model: keras.Model) -> bool:
 def trained_by(optimizer: Any) -> list[Any]:
     """Returns the variables for which an optimizer was built; Keras has no public name for them."""
     return list(optimizer._trainable_variables) if optimizer.built else []
+
+
+def is_table(variable: Any) -> bool:
+    """Returns whether a variable is a table, of whose gradient a step has only the rows that it looks up."""
+    return variable.name == "embeddings"
 
 
 def variables_of(model: keras.Model) -> list[Any]:
@@ -79,7 +84,7 @@ def recreate_in_scope(model: keras.Model) -> None:
     for each in layers_within(model):
         if isinstance(each, keras.Model) and each._distribute_strategy is None:
             each._distribute_strategy = strategy
-    others = [v for v in keras_variables(model) if _is_outside(v._value, strategy)]
+    others = [v for v in _keras_variables(model) if _is_outside(v._value, strategy)]
     plain = [each for each in tensorflow_variables(model) if _is_outside(each[2], strategy)]
     if others or plain or made_outside:
         # What was traced before belongs to no strategy.
@@ -148,7 +153,7 @@ def _move(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
             each._distribution_strategy = strategy
 
 
-def keras_variables(model: keras.Model) -> list[Any]:
+def _keras_variables(model: keras.Model) -> list[Any]:
     """Returns the Keras variables of a model, its metrics and its optimizers."""
     every = [*model.variables, *(v for metric in model.metrics for v in metric.variables)]
     every += [v for optimizer in optimizers_of(model) for v in optimizer.variables]

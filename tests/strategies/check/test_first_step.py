@@ -248,3 +248,20 @@ def test_methods_are_away_for_a_time_and_come_back():
         assert not hasattr(keras.optimizers.Optimizer.apply, "_toolkit")
     assert vars(model) == given
     assert hasattr(keras.optimizers.Optimizer.apply, "_toolkit")
+
+
+@pytest.mark.slow
+def test_losses_of_several_outputs_are_compared_by_their_means(caplog):
+    """Keras weighs them by a batch's size where it is known when a step is traced."""
+    caplog.set_level(logging.INFO, "toolkit")
+    with mirrored().scope():
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, {"u": L.Dense(3, name="u")(inputs), "v": L.Dense(1, name="v")(inputs)})
+        loss = {"u": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "v": "mse"}
+        model.compile("rmsprop", loss, metrics={"v": ["mae"]})
+    labels = {"u": Y, "v": X[:, :1]}
+    for known in (False, True):
+        data = tf.data.Dataset.from_tensor_slices((X, labels)).batch(9, drop_remainder=known)
+        model.fit(data, shuffle=False, verbose=0)
+        model.make_train_function(force=True)
+    assert caplog.text.count("The first step of fit is one device's") == 2

@@ -8,6 +8,7 @@ state          what a step changes: the variables, and what they hold
 comparing      how far two tensors may be apart, which one device's own rounding says
 notes          the outputs of layers and the gradients that a step computes on its way
 diagnosis      where a step that differs begins to differ
+loops          a script's own loop around `strategy.run`
 watching       a script that is only compared, by `toolkit compare`
 first_step     when it is compared, and what comes of it
 

@@ -84,7 +84,7 @@ def compare(name: str, of: Of, ours: np.ndarray, one: np.ndarray, moved: Sequenc
 def leaves_of(logs: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the values that a step returns, with their names."""
     for path, leaf in keras.tree.flatten_with_path(logs):
-        yield ".".join(map(str, path)), leaf
+        yield ".".join(map(str, path)) or "of the step", leaf
 
 
 def _shape(x: np.ndarray) -> str:

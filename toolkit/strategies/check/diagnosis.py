@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from toolkit.strategies.check.comparing import Compared, compare
 from toolkit.strategies.check.notes import Notes
-from toolkit.strategies.check.plain import PlainStep
-from toolkit.strategies.check.state import Saved
-from toolkit.strategies.check.whole_batches import joined, rows_of
+from toolkit.strategies.check.plain import step_of
+from toolkit.strategies.check.state import Saved, of_model
+from toolkit.strategies.check.whole_batches import joined, rows_of, unsized
 from toolkit.strategies.processes.agreement import gather
 from toolkit.strategies.step import xla
 from toolkit.strategies.step.train_step import ReplicaStep
@@ -56,7 +56,7 @@ def _both(
 ) -> tuple:
     """Returns what one device's step and replicas' compute on their way."""
     one, ours = Notes(), Notes()
-    plain = PlainStep(model, kind, [whole], one)
+    plain = step_of(model, kind, [whole], unsized(spec), one)
     plain.trace()
     made = [plain.run(before, draw=draw)[0][1].get(0, []) for draw in range(1 + _DRAWS)]
     after = Saved(plain.held)
@@ -75,7 +75,7 @@ def _on_replicas(kind: str, model: Any, given: Any, spec: Any, notes: Notes) -> 
     def all_replicas(batch: Any) -> Any:
         strategy.run(step, args=(batch,))
 
-    noted = notes.noted(model, all_replicas)
+    noted = notes.noted(of_model(model).optimizers, all_replicas)
     if spec is not None:
         traced = tf.function(noted, input_signature=[spec], autograph=False).get_concrete_function()
     else:

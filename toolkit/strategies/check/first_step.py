@@ -20,10 +20,10 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.check import watching
 from toolkit.strategies.check.comparing import Compared, compare, leaves_of
 from toolkit.strategies.check.diagnosis import first_apart
-from toolkit.strategies.check.plain import PlainStep
+from toolkit.strategies.check.plain import PlainStep, step_of
 from toolkit.strategies.check.state import Of, Saved
 from toolkit.strategies.check.watching import Step
-from toolkit.strategies.check.whole_batches import whole_batch
+from toolkit.strategies.check.whole_batches import unsized, whole_batch
 from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.options import Options, options_of
 from toolkit.strategies.processes.agreement import gather
@@ -88,30 +88,73 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
     taken, spec = _taken(batches, None if kind == "predict" else model.steps_per_execution)
     if not taken:
         return within(batches), None  # Which says that there is no more.
-    began, strategy = time.monotonic(), model.distribute_strategy
+    strategy = model.distribute_strategy
     step = Step(_CALLS[kind], model.name, line_of(users_frame(sys._getframe(1))))
-    plain = PlainStep(model, kind, [whole_batch(strategy, each) for each in taken])
-    whys = [each for each in _of_all(strategy, _traced(plain)) if each]
-    if whys:
-        step.skipped = f"one device can't make it: {whys[0]}"
-        return _made(within, taken, spec), step
+    whole = [whole_batch(strategy, each) for each in taken]
+
+    def first(before: Sequence[np.ndarray], saved: Saved) -> str:
+        apart = first_apart(kind, model, taken[0], spec, whole[0], before, saved)
+        return apart[0].describe() if apart else ""
+
+    plain = step_of(model, kind, whole, unsized(spec))
+    call = lambda: _made(within, taken, spec)  # noqa: E731
+    return compared(strategy, step, plain, call, known=lambda: known_case(model, plain), first=first), step
+
+
+def compared(
+    strategy: tf.distribute.Strategy,
+    step: Step,
+    plain: PlainStep,
+    call: Callable[[], Any],
+    *,
+    known: Callable[[], str],
+    first: Callable[[Sequence[np.ndarray], Saved], str] = lambda *_: "",
+    logs: Callable[[Any], Any] = lambda found: found,
+) -> Any:
+    """Makes a script's own call, and returns what that returns. With several processes it is a collective.
+
+    Args:
+        strategy: On whose replicas a step is made.
+        step: Is given what comes of it.
+        plain: One device's step, not traced yet.
+        call: Makes the script's call.
+        known: Returns a known reason for differences, or "".
+        first: Is given what the variables held before; returns the first difference in order of computing, or "".
+        logs: Makes of what the call has returned what one device would return.
+    """
+    began = time.monotonic()
+    if _failed(strategy, step, plain.trace):
+        return call()
     before, saved = [each.copies()[0] for each in plain.held], Saved(plain.held)
     spent = time.monotonic() - began
-    logs = _made(within, taken, spec)
+    found = call()
     began = time.monotonic()
-    judged = Judged(plain, before, logs, replica_count(strategy))
-    step.tensors = len(judged.tensors)
-    step.dtypes = tuple(sorted({each.dtype for each in judged.tensors if each.dtype.startswith(("float", "bfloat"))}))
+    judged = Judged(plain, before, logs(found), replica_count(strategy))
+    if _failed(strategy, step, judged.compute):
+        return found
+    step.tensors, step.dtypes, step.runs = len(judged.tensors), judged.dtypes, judged.runs
     mine = [each.describe() for each in judged.differs]
     step.differs = next((tuple(each) for each in map(json.loads, _of_all(strategy, json.dumps(mine))) if each), ())
     if step.differs:
-        step.known = known_case(model, plain) or ""
-        apart = first_apart(kind, model, taken[0], spec, plain.batches[0], before, saved)
-        step.first = apart[0].describe() if apart else step.differs[0]
+        step.known = known()
+        step.first = first(before, saved) or step.differs[0]
     elif plain.draws:
         step.skipped = _DRAWS % ", ".join(plain.draws)
-    step.seconds, step.runs = spent + time.monotonic() - began, judged.runs
-    return logs, step
+    step.seconds = spent + time.monotonic() - began
+    return found
+
+
+def _failed(strategy: tf.distribute.Strategy, step: Step, function: Callable[[], Any]) -> bool:
+    """Calls a function that computes on one device; whether it has failed in a process, which the step then says."""
+    why = ""
+    try:
+        function()
+    except Exception as error:  # The user's own code may raise anything, and a device may be too small.
+        _LOG.debug("On one device", exc_info=True)
+        lines = [each for each in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if each.strip()]
+        why = f"one device can't make it: {type(error).__name__}: {' '.join(lines[:2])}"
+    step.skipped = next((each for each in _of_all(strategy, why) if each), "")
+    return bool(step.skipped)
 
 
 def _taken(batches: Any, count: int | None) -> tuple[list, Any]:
@@ -137,17 +180,6 @@ def _made(within: Callable, taken: list, spec: Any) -> Any:
     return made.get_concrete_function()(*taken)  # TensorFlow counts how often functions of one place are traced.
 
 
-def _traced(plain: PlainStep) -> str:
-    """Traces a step as one device would; returns why that can't be, or ""."""
-    try:
-        plain.trace()
-    except Exception as error:  # The user's own code may raise anything.
-        _LOG.debug("On one device", exc_info=True)
-        lines = [each for each in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if each.strip()]
-        return f"{type(error).__name__}: {' '.join(lines[:2])}"
-    return ""
-
-
 def _of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     """Returns all processes' texts."""
     return [each.decode() for each in gather(strategy, text.encode())]
@@ -164,24 +196,39 @@ class Judged:
 
     Attributes:
         tensors: All of them, the nearest to the cause first.
-        runs: How often one device has made the step.
     """
 
     def __init__(self, plain: PlainStep, before: Sequence[np.ndarray], logs: Any, replicas: int) -> None:
         self.plain, self.before, self.replicas = plain, before, replicas
         self._ours = [each.copies() for each in plain.held]
-        self._logs = tf.nest.map_structure(np.asarray, logs)
+        self._logs = tf.nest.map_structure(lambda each: None if each is None else np.asarray(each), logs)
+        self._one: Any = None
+        self._moved: list[Any] = []
+        self.tensors: list[Compared] = []
+
+    def compute(self) -> None:
+        """Makes the step on one device, and compares."""
+        plain, before = self.plain, self.before
         self._one, self._moved = plain.run(before), [plain.run(before, draw=1)]
         self.tensors = self._compared()
         if self.differs:
             self._moved += [plain.run(before, draw=draw) for draw in range(2, 1 + _AGAIN)]
             self.tensors = self._compared()
-        self.runs = 1 + len(self._moved)
+
+    @property
+    def runs(self) -> int:
+        """How often one device has made the step."""
+        return 1 + len(self._moved)
 
     @property
     def differs(self) -> list[Compared]:
         """Those that rounding doesn't explain."""
         return [each for each in self.tensors if each.differs]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The floating ones of the tensors."""
+        return tuple(sorted({each.dtype for each in self.tensors if each.dtype.startswith(("float", "bfloat"))}))
 
     def _compared(self) -> list[Compared]:
         eps, found = self.plain.eps, []
@@ -198,6 +245,8 @@ class Judged:
         others = [dict(leaves_of(each[0])) for each in self._moved]
         for name, value in one.items():
             there = ours.get(name, np.zeros([0]))
+            if there is None or value is None:  # Each replica has returned its own.
+                continue
             found.append(compare(f"the log {name}", Of.LOG, there, value, [each[name] for each in others], eps))
         return sorted(found, key=lambda each: _ORDER[each.of])
 
@@ -235,8 +284,8 @@ def conclude(step: Step) -> None:
         )
 
 
-def known_case(model: Any, plain: PlainStep) -> str | None:
-    """Returns for which known reason a step differs from one device's; None if there is none."""
+def known_case(model: Any, plain: PlainStep) -> str:
+    """Returns for which known reason a step differs from one device's; "" if there is none."""
     options: Options = options_of(model.distribute_strategy)
     if options.local is not None:
         return "replicas train by themselves (LocalSteps)"
@@ -250,4 +299,4 @@ def known_case(model: Any, plain: PlainStep) -> str | None:
         return (
             f"it draws by a state of TensorFlow's ({', '.join(plain.draws)}). keras.random draws what one device draws"
         )
-    return None
+    return ""

@@ -5,13 +5,13 @@ What is in a branch, a loop or a function within the step isn't noted: its tenso
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from toolkit.strategies.check.state import Of, optimizers_within
+from toolkit.strategies.check.state import Of
 from toolkit.strategies.context import this_step
 from toolkit.strategies.upstream import replaced
 from toolkit.strategies.upstream.wrapping import instead
@@ -44,11 +44,11 @@ class Notes:
         self._tensors: dict[int, list[Any]] = {}
         self._times: dict[tuple[int, str], int] = {}
 
-    def noted(self, model: Any, step: Callable) -> Callable:
+    def noted(self, optimizers: Sequence[Any], step: Callable) -> Callable:
         """Returns a function that makes a step and also returns, by the replica, the tensors that are noted.
 
         Args:
-            model: The step's.
+            optimizers: Those that the step may use.
             step: Takes anything; is traced.
         """
 
@@ -56,15 +56,15 @@ class Notes:
             self.by_replica, self._tensors, self._times = {}, {}, {}
             graph = tf.compat.v1.get_default_graph()
             replaced.LAYER.answer()  # Not while it is replaced here, which ends first.
-            optimizers = [(each, getattr(each, "inner_optimizer", each)) for each in optimizers_within(model)]
-            before = [vars(inner).get(_APPLY) for _, inner in optimizers]
-            for _, inner in optimizers:
+            inside = [getattr(each, "inner_optimizer", each) for each in optimizers]
+            before = [vars(inner).get(_APPLY) for inner in inside]
+            for inner in inside:
                 vars(inner)[_APPLY] = self._noting_gradients(getattr(inner, _APPLY), graph)
             try:
                 with instead(keras.layers.Layer, "__call__", lambda call: self._noting_outputs(call, graph)):
                     return step(*args), {replica: list(tensors) for replica, tensors in self._tensors.items()}
             finally:
-                for (_, inner), value in zip(optimizers, before, strict=True):
+                for inner, value in zip(inside, before, strict=True):
                     if value is None:
                         del vars(inner)[_APPLY]
                     else:

@@ -11,9 +11,10 @@ are what rounding makes of them, and Adam makes a whole step of the smallest.
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -21,10 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.strategies.check.notes import Notes
-from toolkit.strategies.check.state import Held, Of, held_by, models_within, optimizers_within
+from toolkit.strategies.check.state import Held, Objects, Of, of_model
 from toolkit.strategies.step import xla
+from toolkit.strategies.step.share import WholeShare, entered
 from toolkit.strategies.upstream import private, train_function
-from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.strategies.upstream.wrapping import away
 from toolkit.support.graphs import outside
 
@@ -32,30 +33,53 @@ _SEEDS = "global_seed_generator"  # Keras's name for it.
 _NAMES = "object_name_uids"  # Which names of layers Keras has given.
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a step is traced.
+
+    Attributes:
+        model: The model whose `train_step` or the like it is; None for another function.
+        strategy: Whose methods such a function calls; None if it calls none.
+        eagerly: Whether it isn't traced, but Python makes it each time.
+        notes: Notes what the step computes on its way; None to compute it as Keras does.
+        unsized: For each component of a batch, flattened, whether its number of rows isn't known when it is traced;
+            () if all are.
+    """
+
+    model: Any = None
+    strategy: Any = None
+    eagerly: bool = False
+    notes: Notes | None = None
+    unsized: tuple[bool, ...] = ()
+
+
 class PlainStep:
-    """A model's `train_step`, `test_step` or `predict_step`, as one device makes it.
+    """A step, as one device makes it.
 
     Args:
-        model: Of a strategy of several replicas; built and compiled.
-        kind: "train", "test" or "predict".
-        batches: Whole batches, as many as a call of the model's function takes.
-        notes: Notes what the step computes on its way; None to compute it as Keras does.
+        objects: What it uses of Keras's; built.
+        make: Returns a function that takes the batches and makes the step. It is called where everything is plain.
+        batches: Whole batches, as many as the function takes.
+        settings: What is traced in which way.
 
     Attributes:
         batches: The same.
         held: What the step may change; complete once it is traced.
-        eps: One rounding of the coarsest dtype in which the model computes.
+        eps: One rounding of the coarsest dtype in which the step computes.
         draws: The types of operations that draw by a state of TensorFlow's; known once it is traced.
     """
 
-    def __init__(self, model: Any, kind: str, batches: Sequence[Any], notes: Notes | None = None) -> None:
-        self._model, self._kind, self._notes = model, kind, notes
+    def __init__(
+        self, objects: Objects, make: Callable[[], Callable], batches: Sequence[Any], settings: Settings | None = None
+    ) -> None:
+        self._objects, self._make, self._settings = objects, make, settings or Settings()
         self.batches = list(batches)
-        self._leaves = [each for each in tf.nest.flatten(self.batches) if each is not None]
+        self._leaves = [each for each in tf.nest.flatten(self.batches) if tf.is_tensor(each)]
         self._seeds = private.global_state.get_global_attribute(_SEEDS)
-        self.held = held_by(model, [] if self._seeds is None else [self._seeds])
-        self.eps = rounding_of(model, self._leaves)
+        self.held = objects.held([] if self._seeds is None else [self._seeds])
+        self.eps = rounding_of(objects.layers, self._leaves)
         self.draws: list[str] = []
+        self.draws_by_seed = False
         self._call: Callable[[list], Any] | None = None
         self._plain: list[Any] = []  # For each of `held`.
         self._moves: Any = None
@@ -94,32 +118,44 @@ class PlainStep:
     def _trace(self) -> None:
         self._plain = [_plain_variable(each) for each in self.held]
         self._moves = tf.Variable([0.0, 0.0], dtype=tf.float64, trainable=False)
-        if self._model.run_eagerly:
+        if self._settings.eagerly:
             self._call = self._eagerly
             return
         with self._as_plain_keras():
-            function = train_function.made_anew(self._model, self._kind)
+            function = self._make()
             traced = tf.function(self._step(function), autograph=False)
-            concrete = traced.get_concrete_function(self._leaves)
+            concrete = traced.get_concrete_function(self._specs())
         self._take_in(concrete)
         operations = {each.type for each in concrete.graph.get_operations()}
         operations |= {each.op for one in concrete.graph.as_graph_def().library.function for each in one.node_def}
         self.draws = sorted(each for each in operations if _draws_by_state(each))
+        self.draws_by_seed = any(each.startswith(("StatelessRandom", "StatelessTruncated")) for each in operations)
         self._call = concrete
 
+    def _specs(self) -> list:
+        """Returns what the step is traced with: Keras takes a size that is known for a batch's weight."""
+        every = tf.nest.flatten(self.batches)
+        unsized = self._settings.unsized or (False,)
+
+        def one(number: int, leaf: Any) -> Any:
+            dense = isinstance(leaf, tf.Tensor) and leaf.shape.rank and unsized[number % len(unsized)]
+            return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if dense else leaf
+
+        return [one(number, leaf) for number, leaf in enumerate(every) if tf.is_tensor(leaf)]
+
     def _step(self, function: Callable) -> Callable:
-        if self._notes is None:
-            return lambda leaves: function(self._packed(leaves))
-        return self._notes.noted(self._model, lambda leaves: function(self._packed(leaves)))
+        step = lambda leaves: function(self._packed(leaves))  # noqa: E731
+        notes = self._settings.notes
+        return step if notes is None else notes.noted(self._objects.optimizers, step)
 
     def _eagerly(self, leaves: list) -> Any:
         with self._as_plain_keras():
-            function = train_function.made_anew(self._model, self._kind)
+            function = self._make()
             return function(self._packed(leaves))
 
     def _packed(self, leaves: Sequence[Any]) -> list:
         given = iter(leaves)
-        every = [None if each is None else next(given) for each in tf.nest.flatten(self.batches)]
+        every = [next(given) if tf.is_tensor(each) else each for each in tf.nest.flatten(self.batches)]
         return tf.nest.pack_sequence_as(self.batches, every)
 
     def _take_in(self, concrete: Any) -> None:
@@ -149,29 +185,44 @@ class PlainStep:
             stack.enter_context(away())
             self._set_thread()
             put = _Put(stack)
-            for each, plain in zip(self.held, self._plain, strict=True):
-                if each.variable is None and each.holder is not None:
-                    put(each.holder, each.attribute, plain)
-                elif each.variable is not None:
-                    put(each.variable, "_value", plain)
-                    if hasattr(each.variable, "_plain"):  # A shard of it, outside of a step the whole.
-                        put(each.variable, "_plain", plain)
-            for each in models_within(self._model):
-                put(each, "_distribute_strategy", None)
-            if self._notes is not None:  # Keras computes all of it in one graph then.
-                put(self._model, "_run_eagerly", True)
-            put(self._model, "_jit_compile", xla.meant_alone(self._model) and not self._model.run_eagerly)
-            for each in layers_within(self._model):
-                put(each, "_losses", [])
-                put(each, "_loss_ids", set())
-            for each in optimizers_within(self._model):
-                for one in filter(None, (each, getattr(each, "inner_optimizer", None))):
-                    put(one, "_distribution_strategy", tf.distribute.get_strategy())
-                    if getattr(one, "_trainable_variables_indices", None) is not None and one.built:
-                        keys = {one._var_key(v): number for number, v in enumerate(one._trainable_variables)}
-                        put(one, "_trainable_variables_indices", keys)
-                put(each, "apply", functools.partial(self._apply, each))
+            self._put_variables(put)
+            self._put_objects(put)
+            if self._settings.strategy is not None:
+                stack.enter_context(entered(WholeShare()))  # It has one replica then.
+                for name, method in _ALONE.items():
+                    put(self._settings.strategy, name, method)
+            self._put_optimizers(put)
             yield
+
+    def _put_variables(self, put: "_Put") -> None:
+        for each, plain in zip(self.held, self._plain, strict=True):
+            if each.variable is None and each.holder is not None:
+                put(each.holder, each.attribute, plain)
+            elif each.variable is not None:
+                put(each.variable, "_value", plain)
+                if hasattr(each.variable, "_plain"):  # A shard of it, outside of a step the whole.
+                    put(each.variable, "_plain", plain)
+
+    def _put_objects(self, put: "_Put") -> None:
+        for each in self._objects.models:
+            put(each, "_distribute_strategy", None)
+        model = self._settings.model
+        if model is not None:
+            if self._settings.notes is not None:  # Keras computes all of it in one graph then.
+                put(model, "_run_eagerly", True)
+            put(model, "_jit_compile", xla.meant_alone(model) and not model.run_eagerly)
+        for each in self._objects.layers:
+            put(each, "_losses", [])
+            put(each, "_loss_ids", set())
+
+    def _put_optimizers(self, put: "_Put") -> None:
+        for each in self._objects.optimizers:
+            for one in filter(None, (each, getattr(each, "inner_optimizer", None))):
+                put(one, "_distribution_strategy", tf.distribute.get_strategy())
+                if getattr(one, "_trainable_variables_indices", None) is not None and one.built:
+                    keys = {one._var_key(v): number for number, v in enumerate(one._trainable_variables)}
+                    put(one, "_trainable_variables_indices", keys)
+            put(each, "apply", functools.partial(self._apply, each))
 
     def _set_thread(self) -> None:
         """Gives this thread what Keras keeps for the script's, such as its policy, and its own counts of names."""
@@ -201,9 +252,11 @@ class PlainStep:
         if isinstance(gradient, tf.IndexedSlices):
             values = self._with_noise(number, gradient.values, size)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        eps, draw = self._moves[0], tf.cast(self._moves[1], tf.int32)
-        drawn = tf.random.stateless_uniform(tf.shape(gradient), tf.stack([draw, number]), dtype=tf.float32)
-        noise = tf.cast(tf.cast(tf.sign(drawn - 0.5), tf.float64) * eps * size, gradient.dtype)
+        eps, draw = self._moves[0], self._moves[1]
+        places = tf.cast(tf.range(tf.size(gradient)), tf.float64)
+        # As good as random, and no operation that a step of the script's might have, too.
+        signs = tf.sign(tf.sin(12.9898 * places + 78.233 * draw + 39.425 * number))
+        noise = tf.cast(tf.reshape(signs, tf.shape(gradient)) * eps * size, gradient.dtype)
         return tf.where(eps > 0, gradient + noise, gradient)
 
 
@@ -243,12 +296,47 @@ def _draws_by_state(operation: str) -> bool:
 
 
 def _array(leaf: Any) -> Any:
+    if leaf is None:
+        return None
     return leaf.numpy() if tf.is_tensor(leaf) and hasattr(leaf, "numpy") else np.asarray(leaf)
 
 
-def rounding_of(model: Any, leaves: Sequence[Any] = ()) -> float:
-    """Returns one rounding, relative to a number, of the coarsest dtype in which a model computes."""
-    named = [getattr(each, "compute_dtype", None) for each in layers_within(model)]
+# A strategy's methods, where there is one device.
+_ALONE: dict[str, Callable] = {
+    "run": lambda fn, args=(), kwargs=None, options=None: fn(*args, **(kwargs or {})),  # noqa: ARG005
+    "reduce": lambda how, value, axis=None: tf.nest.map_structure(lambda x: _reduced(how, x, axis), value),
+    "gather": lambda value, axis: value,  # noqa: ARG005
+    "scope": contextlib.nullcontext,
+    "experimental_local_results": lambda value: (value,),
+}
+
+
+def _reduced(how: Any, value: Any, axis: int | None) -> Any:
+    if axis is None:
+        return value
+    mean = str(getattr(how, "value", how)).upper() == "MEAN"
+    return tf.reduce_mean(value, axis) if mean else tf.reduce_sum(value, axis)
+
+
+def step_of(
+    model: Any, kind: str, batches: Sequence[Any], unsized: tuple[bool, ...] = (), notes: Notes | None = None
+) -> PlainStep:
+    """Returns a model's `train_step`, `test_step` or `predict_step`, as one device makes it.
+
+    Args:
+        model: Of a strategy of several replicas; built and compiled.
+        kind: "train", "test" or "predict".
+        batches: Whole batches, as many as a call of the model's function takes.
+        unsized: As of `Settings`.
+        notes: The same.
+    """
+    settings = Settings(model=model, eagerly=model.run_eagerly, notes=notes, unsized=unsized)
+    return PlainStep(of_model(model), lambda: train_function.made_anew(model, kind), batches, settings)
+
+
+def rounding_of(layers: Iterable[Any], leaves: Sequence[Any] = ()) -> float:
+    """Returns one rounding, relative to a number, of the coarsest dtype in which layers compute, or that is given."""
+    named = [getattr(each, "compute_dtype", None) for each in layers]
     named += [each.dtype.name for each in leaves if tf.is_tensor(each) and each.dtype.is_floating]
     dtypes = {tf.as_dtype(each) for each in named if each}
     return max((eps_of(each) for each in dtypes if each.is_floating), default=eps_of(tf.float32))

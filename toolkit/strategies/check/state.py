@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from toolkit.strategies.step.sharded_variable import ReadTogether
 from toolkit.strategies.upstream.attributes import layers_within
-from toolkit.strategies.variables import keras_variables, optimizers_of, tensorflow_variables
+from toolkit.strategies.variables import optimizers_of, tensorflow_variables
 
 
 class Of(enum.Enum):
@@ -103,54 +103,87 @@ class Saved:
                 part.assign(values[min(number, len(values) - 1)])
 
 
-def held_by(model: keras.Model, generators: Sequence[Any] = ()) -> list[Held]:
-    """Returns the variables of a model, its metrics and its optimizers.
+class Objects:
+    """The objects of Keras's that a step uses.
 
     Args:
-        model: Built and compiled.
-        generators: Seed generators that the model doesn't have, such as that for calls without a seed.
+        layers: Layers and models; those within them are among them then.
+        optimizers: Beside those that layers keep.
+        metrics: Beside those of models.
+        variables: Keras variables and `tf.Variable`s that no other object has.
+
+    Attributes:
+        layers: All of them.
+        models: Those that are models.
+        optimizers: All of them.
     """
-    every_metric = [part for each in model.metrics for part in _with_parts(each)]
-    weights, metrics = {id(v) for v in model.weights}, {id(v) for each in every_metric for v in each.variables}
-    means = {id(v) for each in every_metric if isinstance(each, keras.metrics.Mean) for v in each.variables}
-    slots = {id(v): each.name for each in optimizers_within(model) for v in each.variables}
 
-    def one(variable: Any) -> Held:
-        key = id(variable)
-        if key in slots and key not in weights:
-            return Held(f"{slots[key]}: {variable.path.partition('/')[2] or variable.path}", Of.SLOT, variable)
-        if key in metrics:
-            return Held(f"metric {variable.path}", Of.METRIC, variable, of_mean=key in means)
-        trains = bool(variable.trainable)
-        floating = tf.as_dtype(variable.dtype).is_floating
-        return Held(variable.path, Of.WEIGHT if trains else Of.STATE, variable, is_moved=key in weights and floating)
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        optimizers: Sequence[Any] = (),
+        metrics: Sequence[Any] = (),
+        variables: Sequence[Any] = (),
+    ) -> None:
+        self._top, self._loose = list(layers), list(variables)
+        self.layers = _once(each for layer in layers for each in layers_within(layer))
+        self.models = [each for each in self.layers if isinstance(each, keras.Model)]
+        self.optimizers = _once((*(one for each in self.layers for one in optimizers_of(each)), *optimizers))
+        of_models = (metric for each in self.models for metric in each.metrics)
+        self._metrics = _once(part for each in (*of_models, *metrics) for part in _with_parts(each))
 
-    every = keras_variables(model)
-    every += [v for each in (*every_metric, *optimizers_within(model)) for v in each.variables]
-    every = list({id(each): each for each in every}.values())
-    found = [one(each) for each in every]
-    others = [each.state for each in generators if all(each.state is not known for known in every)]
-    found += [Held("the seed of calls without one", Of.STATE, each) for each in others]
-    plain = {id(v._value) for v in every}
-    return found + [
-        Held(f"{layer.name}.{name}", Of.STATE, None, layer, name, value)
-        for layer, name, value in tensorflow_variables(model)
-        if id(value) not in plain
-    ]
+    def held(self, generators: Sequence[Any] = ()) -> list[Held]:
+        """Returns the variables of these objects.
+
+        Args:
+            generators: Seed generators that no layer has, such as that for calls without a seed.
+        """
+        weights = {id(v) for each in self._top for v in each.weights}
+        metrics = {id(v) for each in self._metrics for v in each.variables}
+        means = {id(v) for each in self._metrics if isinstance(each, keras.metrics.Mean) for v in each.variables}
+        slots = {id(v): each.name for each in self.optimizers for v in each.variables}
+
+        def one(variable: Any) -> Held:
+            key = id(variable)
+            if key in slots and key not in weights:
+                return Held(f"{slots[key]}: {variable.path.partition('/')[2] or variable.path}", Of.SLOT, variable)
+            if key in metrics:
+                return Held(f"metric {variable.path}", Of.METRIC, variable, of_mean=key in means)
+            trains = bool(variable.trainable)
+            floating = tf.as_dtype(variable.dtype).is_floating
+            return Held(
+                variable.path, Of.WEIGHT if trains else Of.STATE, variable, is_moved=key in weights and floating
+            )
+
+        owners = (*self._top, *self._metrics, *self.optimizers)
+        every = _once(
+            (
+                *(v for each in owners for v in each.variables),
+                *(v for v in self._loose if isinstance(v, keras.Variable)),
+            )
+        )
+        found = [one(each) for each in every]
+        others = [each.state for each in generators if all(each.state is not known for known in every)]
+        found += [Held("the seed of calls without one", Of.STATE, each) for each in others]
+        plain = {id(each._value) for each in every}
+        return found + [
+            Held(f"{layer.name}.{name}", Of.STATE, None, layer, name, value)
+            for top in self._top
+            for layer, name, value in tensorflow_variables(top)
+            if id(value) not in plain
+        ]
+
+
+def of_model(model: keras.Model) -> Objects:
+    """Returns the objects that a model's step uses."""
+    return Objects([model])
+
+
+def _once(things: Iterable[Any]) -> list[Any]:
+    return list({id(each): each for each in things}.values())
 
 
 def _with_parts(metric: Any) -> Iterator[Any]:
     yield metric
     for part in metric._metrics:
         yield from _with_parts(part)
-
-
-def optimizers_within(model: keras.Model) -> list[Any]:
-    """Returns the optimizers among the attributes of a model and of its layers."""
-    found = [each for layer in layers_within(model) for each in optimizers_of(layer)]
-    return list({id(each): each for each in found}.values())
-
-
-def models_within(model: keras.Model) -> list[Any]:
-    """Returns a model and the models among its layers."""
-    return [each for each in layers_within(model) if isinstance(each, keras.Model)]

@@ -30,6 +30,22 @@ def whole_batch(strategy: tf.distribute.Strategy, given: Any) -> Any:
     return tf.nest.pack_sequence_as(part.batch, whole)
 
 
+def unsized(spec: Any) -> tuple[bool, ...]:
+    """Returns for each component of a distributed batch whether its number of rows isn't known; () without a spec.
+
+    Args:
+        spec: The spec of what replicas are given.
+    """
+    if spec is None:
+        return ()
+
+    def one(leaf: Any) -> bool:
+        parts = getattr(leaf, "_value_specs", (leaf,))  # Of a PerReplica.
+        return any(isinstance(each, tf.TensorSpec) and each.shape.rank and each.shape[0] is None for each in parts)
+
+    return tuple(one(each) for each in tf.nest.flatten(spec.batch if isinstance(spec, Part) else spec))
+
+
 def rows_of(strategy: tf.distribute.Strategy, given: Any) -> list[int | None]:
     """Returns how many of a batch's examples each replica of this process has; None where all that it has are its own.
 
@@ -75,11 +91,13 @@ def _plain(leaf: Any) -> Any:
     """Returns a tensor, or None for what stands in Keras's batches in the place of labels that aren't there."""
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return None
-    return leaf if has_shape(leaf) and tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
+    return (
+        tf.convert_to_tensor(leaf) if has_shape(leaf) and not tf.is_tensor(leaf) else leaf
+    )  # Or a script's own value.
 
 
 def _joined(parts: Sequence[Any], rows: Sequence[int | None], is_table: bool) -> Any:
-    if parts[0] is None or is_table or parts[0].shape.rank == 0:
+    if not tf.is_tensor(parts[0]) or is_table or parts[0].shape.rank == 0:
         return parts[0]
     kept = [each for each, count in zip(parts, rows, strict=True) if count is None or count > 0]
     if not kept:
@@ -105,7 +123,7 @@ def _of_all_processes(
 def _packed(mine: list[list], rows: list[int | None]) -> bytes:
     file = io.BytesIO()
     tensors = tf.nest.flatten(mine, expand_composites=True)
-    raw = [b"" if each is None else tf.io.serialize_tensor(each).numpy() for each in tensors]
+    raw = [tf.io.serialize_tensor(each).numpy() if tf.is_tensor(each) else b"" for each in tensors]
     arrays: dict[str, Any] = {str(number): np.frombuffer(each, np.uint8) for number, each in enumerate(raw)}
     np.savez(file, rows=np.array([-1 if each is None else each for each in rows], np.int64), **arrays)
     return file.getvalue()
@@ -115,7 +133,7 @@ def _unpacked(raw: bytes, like: list[list]) -> tuple[list[list], list[int | None
     held = np.load(io.BytesIO(raw))
     tensors = tf.nest.flatten(like, expand_composites=True)
     own = [
-        None if each is None else tf.io.parse_tensor(held[str(number)].tobytes(), each.dtype)
+        tf.io.parse_tensor(held[str(number)].tobytes(), each.dtype) if tf.is_tensor(each) else each
         for number, each in enumerate(tensors)
     ]
     rows = [None if each < 0 else int(each) for each in held["rows"]]

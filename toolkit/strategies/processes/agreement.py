@@ -11,6 +11,7 @@ import json
 import logging
 import pickle
 import random
+import re
 import sys
 import threading
 import zlib
@@ -20,11 +21,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from toolkit.errors import StrategyError
 from toolkit.support.frames import line_of, users_frame
 
 _LOG = logging.getLogger(__name__)
 
-_SILENCE = 60.0  # Seconds for which a process waits for the others without a message.
+_SILENCE = 20.0  # Seconds for which a process waits for the others without a message. TensorFlow gives up after 60.
+_REMEDY = (
+    "Every worker must make the same calls of fit, evaluate, predict and save: check that none of them leaves one out"
+)
+_ANOTHER = "another worker makes another call meanwhile"
+_LATE, _OTHER = "timed out waiting for other workers", re.compile(r"Collective instance \d+ expected type")
 _LENGTHS = (256, 4096, 65536)
 _BARRIER = 1_000_003  # Far from TensorFlow's keys, which count from 1.
 
@@ -141,6 +148,30 @@ def process_names(strategy: tf.distribute.Strategy) -> list[str]:
 
 
 @contextlib.contextmanager
+def meeting(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """A context for an exchange of all processes, outside of a step.
+
+    Raises:
+        StrategyError: Another process makes another call instead, or none at all.
+    """
+    with _waiting_aloud(strategy):
+        try:
+            yield
+        except tf.errors.OpError as error:
+            text = str(error)
+            if _LATE not in text and not _OTHER.search(text):
+                raise
+            late = "not all of them make this call, and TensorFlow gives up after a minute"
+            raise calls_differ(strategy, late if _LATE in text else _ANOTHER) from None
+
+
+def calls_differ(strategy: tf.distribute.Strategy, found: str = _ANOTHER) -> StrategyError:
+    """Returns the error of a process whose call of Keras isn't that of all others."""
+    asked = f"{_own(strategy)} waits for the other workers, {_where(sys._getframe(1))}"
+    return StrategyError(asked=asked, found=found, remedy=_REMEDY)
+
+
+@contextlib.contextmanager
 def _waiting_aloud(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Makes a process that waits long for the others log where: some may have made a call that others haven't."""
     thread = threading.get_ident()
@@ -154,24 +185,41 @@ def _waiting_aloud(strategy: tf.distribute.Strategy) -> Iterator[None]:
 
 
 def _waits(strategy: tf.distribute.Strategy, frame: Any) -> str:
-    """Returns the message about a waiting thread: the call, and the user's line that made it."""
+    """Returns the message about a waiting thread."""
+    return f"{_own(strategy)} has waited {_SILENCE:.0f} s for the other workers, {_where(frame)}. {_REMEDY}"
+
+
+def _own(strategy: tf.distribute.Strategy) -> str:
+    return process_names(strategy)[process_index(strategy)]
+
+
+def _where(frame: Any) -> str:
+    """Returns which call of Keras's a thread is in, and the user's line that made it."""
+    return f"in {call_of(frame)} at {line_of(users_frame(frame))}"
+
+
+CALLS = ("fit", "evaluate", "predict", "save")
+
+
+def call_of(frame: Any = None) -> str:
+    """Returns the outermost call of Keras's that a thread is in, one of CALLS, or "a call" for any other.
+
+    Args:
+        frame: The thread's; None for this one's.
+    """
+    frame = frame or sys._getframe(1)
     call, users = "a call", users_frame(frame)
     while frame is not users:
         of_keras = frame.f_globals.get("__name__", "").startswith("keras.src.")
-        if of_keras and frame.f_code.co_name in ("fit", "evaluate", "predict", "save"):
+        if of_keras and frame.f_code.co_name in CALLS:
             call = frame.f_code.co_name
         frame = frame.f_back
-    own = process_names(strategy)[process_index(strategy)]
-    where = f"in {call} at {line_of(users)}"
-    return (
-        f"{own} has waited {_SILENCE:.0f} s for the other workers, {where}. Every worker must make the same calls of "
-        "fit, evaluate, predict and save: check that none of them leaves one out"
-    )
+    return call
 
 
 def _sum(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
     """Sums arrays with one of a few lengths. Each length is traced once, and TensorFlow warns if there are many."""
-    with _waiting_aloud(strategy):
+    with meeting(strategy):
         return _added_up(strategy, value)
 
 

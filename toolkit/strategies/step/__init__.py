@@ -10,6 +10,7 @@ rows          how what a graph computes of a batch depends on its rows
 trusted       what of Keras's computes each example for itself, as is known without its graph
 xla           what XLA compiles of a step, in pieces between exchanges
 sharded_variable  a variable of which each replica has a part
+gathers       whole weights in a graph: when they are gathered, and again in the backward pass
 sharded_weights  weights of which each replica has a part, and that layers read whole
 trial         a step on tensors without values, and whether a replica's rows are enough for it
 share         each replica's share of a batch, and losses and means weighted by it

@@ -31,6 +31,7 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of, replica_count
 from toolkit.strategies.options import COMMUNICATIONS
 from toolkit.strategies.processes.agreement import process_index, processes
+from toolkit.strategies.upstream import private
 from toolkit.strategies.upstream.wrapping import attach
 
 _ALONE = [0], 0
@@ -80,6 +81,9 @@ def all_to_all(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> 
 
 
 def _exchanged(x: tf.Tensor, among: Among, dtype: tf.DType | None, forward: Callable, backward: Callable) -> tf.Tensor:
+    if not private.could_possibly_record():  # TensorFlow walks through a step's graph for each custom gradient.
+        return forward(x, among, dtype)
+
     @tf.custom_gradient
     def exchange(x: tf.Tensor) -> tuple:
         return forward(x, among, dtype), lambda dy: backward(dy, among, dtype)

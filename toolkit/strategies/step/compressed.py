@@ -25,7 +25,7 @@ from toolkit.strategies.step.powersgd import PowerSGD
 from toolkit.strategies.step.sharded_optimizer import is_in_parts, make_in_scope
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.step.trusted import is_elementwise
-from toolkit.strategies.variables import optimizers_of
+from toolkit.strategies.variables import is_table, optimizers_of
 
 # `options.COMPRESSIONS`, but for "none".
 _BY_NAME: dict[str, Callable[[GradientExchange], Compression]] = {"powersgd": lambda exchange: PowerSGD(exchange.rank)}
@@ -243,7 +243,7 @@ def check_smaller(model: keras.Model) -> None:
 
 def _is_compressed(compression: Compression, variable: Any) -> bool:
     plain = not layout_of(variable).in_shards and not getattr(variable, "overwrite_with_gradient", False)
-    plain = plain and variable.name != "embeddings"  # Of a table's gradient, only the looked up rows are sent.
+    plain = plain and not is_table(variable)  # Of a table's gradient, only the looked up rows are sent.
     return plain and compression.takes(tuple(variable.shape))
 
 

@@ -38,6 +38,11 @@ def let_exchanges_begin() -> None:
             tf.config.threading.set_inter_op_parallelism_threads(2)
 
 
+def note_edges(graph: tf.Graph) -> None:
+    """Notes that a graph's operations aren't in the order of their inputs any more."""
+    _with_edges.add(graph)
+
+
 def weights_first(gradients: Sequence[tf.Tensor]) -> None:
     """Makes the computation of a weight's gradient go first among the operations that wait for the same tensor.
 

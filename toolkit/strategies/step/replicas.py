@@ -4,6 +4,7 @@ A replica's `Step` is made once for a strategy and its options. What a step or `
 has the same is marked by `alike`: Keras's loop, which would take a mean of it or join it, is given the first replica's.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,9 @@ from toolkit.strategies.batches import Part
 from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
+from toolkit.strategies.processes.agreement import meeting, processes
 from toolkit.strategies.step.collectives import overlaps_exchanges
+from toolkit.strategies.step.gathers import Gathers
 from toolkit.strategies.upstream.wrapping import attach
 
 autograph = tf.__internal__.autograph
@@ -40,8 +43,8 @@ def know_steps(strategy: tf.distribute.Strategy) -> None:
 
 def _with_steps(original: Callable, extended: Any, fn: Callable, args: Any = (), kwargs: Any = None) -> Any:
     def of_one(*args: Any, **kwargs: Any) -> Any:
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        with this_step.having(**_facts_of(tf.distribute.get_replica_context()), graph=graph):
+        facts = _facts_of(tf.distribute.get_replica_context())
+        with this_step.having(**facts, **_facts_of_graph(shards_weights=facts["shards_weights"])):
             return fn(*args, **kwargs)
 
     return original(extended, of_one, args, kwargs)
@@ -62,6 +65,12 @@ def _facts_of(context: tf.distribute.ReplicaContext) -> dict[str, Any]:
     if replica not in kept[1]:
         kept[1][replica] = _find_facts(strategy, options, replica)
     return kept[1][replica]
+
+
+def _facts_of_graph(*, shards_weights: bool) -> dict[str, Any]:
+    """Returns what is true for a replica in the graph that is being traced: attributes of `this_step`."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return {"graph": graph, "gathers": None if graph is None or not shards_weights else Gathers(graph)}
 
 
 def _find_facts(strategy: tf.distribute.Strategy, options: Any, replica: int) -> dict[str, Any]:
@@ -98,6 +107,8 @@ class ReducesForKeras:
 
     def run(self, fn: Callable, args: tuple = (), kwargs: dict | None = None, options: Any = None) -> Any:
         """Runs a function on each replica, as TensorFlow does, with what Keras's loop has read for it."""
+        if not tf.executing_eagerly():
+            _note_run(self)
         if isinstance(fn, tf.types.experimental.PolymorphicFunction):
             return self._run_traced(fn)(args, kwargs or {}, options)
         # Here, since AutoGraph doesn't look into `run_own`.
@@ -140,7 +151,17 @@ class ReducesForKeras:
             return parts[0]
         if axis is not None and all(part.shape.rank == 0 for part in parts):
             axis = None
-        return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+        together = processes(self) > 1 and tf.executing_eagerly()
+        with meeting(self) if together else contextlib.nullcontext():
+            return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+
+
+def _note_run(strategy: Any) -> None:
+    """Notes in the graphs that are being traced that a step is run on replicas."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        graph._toolkit_strategy = strategy
+        graph = getattr(graph, "outer_graph", None)
 
 
 def _parts_and_leaves(args: tuple) -> Iterator[Any]:

@@ -13,11 +13,12 @@ from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import REPLICATED, Among, Layout, is_of_whole, layout_of, replica_count
 from toolkit.strategies.options import options_of
-from toolkit.strategies.step import collectives
+from toolkit.strategies.step import collectives, overlap
 from toolkit.strategies.step.gradients import Exchange, mapped, rows_of_replicas, sent_as, values_of
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable, StandIn
 from toolkit.strategies.step.trusted import is_elementwise
 from toolkit.strategies.upstream.wrapping import attach
+from toolkit.strategies.variables import is_table
 from toolkit.support.graphs import outside, same_everywhere
 
 # Optimizer state in shards: for a replicated layer, each replica keeps the slots of its part.
@@ -46,8 +47,9 @@ def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
             remedy="Use one that updates each element by itself, such as AdamW, or leave optimizer_state out; if this "
             "one does, set elementwise = True in its class",
         )
-    # Averages may become everyone's weights at the next step.
-    return isinstance(variable, keras.Variable) and name != "average"
+    # Averages may become everyone's weights at the next step. The slots of a table in parts would take whole gradients
+    # in the place of rows, and an exchange of the whole table: more memory and time than they save.
+    return isinstance(variable, keras.Variable) and name != "average" and not is_table(variable)
 
 
 def make_part_of_slot(
@@ -164,13 +166,13 @@ class ScatteredSum(Exchange):
                 self.sent.values[number] = own_part(value, self.sent.variables[number])
 
     def run(self) -> None:
-        """Sums them with one exchange for each dtype."""
+        """Sums them in packs, of which few are in memory at a time."""
         for number in self.numbers:  # TensorFlow knows no shape of a gradient of a layer on texts of any length.
             self.sent.values[number] = tf.ensure_shape(self.sent.values[number], self.sent.variables[number].shape)
         rows = [_rows(gradient, this_step.count) for gradient in self.sent.of_shares(self.numbers)]
         out: dict[int, tf.Tensor] = {}
-        for places in _by_dtype(rows):
-            joined = tf.concat([rows[place] for place in places], 1)
+        for places in _packs(rows):
+            joined = rows[places[0]] if len(places) == 1 else tf.concat([rows[place] for place in places], 1)
             part = collectives.reduce_scatter(joined, among=Among.ALL, dtype=sent_as())
             parts = tf.split(part, [rows[place].shape[1] for place in places])
             out.update(zip(places, parts, strict=True))
@@ -193,8 +195,8 @@ class Parts:
         """Sets every replica's copies from all replicas' parts. Later calls do nothing."""
         each, self.each = self.each, []
         values = [tf.convert_to_tensor(part) for part in each]
-        for numbers in _by_dtype(values):
-            joined = tf.concat([values[number] for number in numbers], 0)
+        for numbers in _packs(values):
+            joined = tf.concat([values[number] for number in numbers], 0) if len(numbers) > 1 else values[numbers[0]]
             everybodys = collectives.all_gather(joined, among=Among.ALL)
             sizes = [values[number].shape[0] for number in numbers]
             for number, whole in zip(numbers, tf.split(everybodys, sizes, axis=1), strict=True):
@@ -277,11 +279,20 @@ def _rows(tensor: tf.Tensor, count: int) -> tf.Tensor:
     return tf.reshape(tf.pad(flat, [[0, size * count - flat.shape[0]]]), [count, size])
 
 
-def _by_dtype(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Divides tensors into packs of one dtype each: as those of a plain sum, by `bytes_per_pack`."""
+    limit = this_step.options.gradients.bytes_per_pack
     found: dict[Any, list[int]] = {}
     for number, tensor in enumerate(tensors):
         found.setdefault(tensor.dtype, []).append(number)
-    return list(found.values())
+    return [
+        [numbers[place] for place in pack]
+        for dtype, numbers in found.items()
+        for pack in overlap.packed(
+            [tensors[number].shape.num_elements() * dtype.size for number in numbers],
+            overlap.BYTES_PER_PACK if limit is None else limit,
+        )
+    ]
 
 
 # What an optimizer needs for sharded variables: norms, whole values, and slots in shards.
@@ -372,6 +383,8 @@ def _to_be_clipped(optimizer: Any, grads: Sequence, variables: Sequence) -> Sequ
 def _squares(grads: Sequence, sharded: Sequence[bool], in_parts: Sequence[bool]) -> list:
     """Returns each whole gradient's sum of squares: of shards the group's, of parts all replicas'."""
     squares = [_square(gradient) for gradient in grads]
+    widest = max((each.dtype for each in squares), key=lambda dtype: dtype.size)
+    squares = [tf.cast(each, widest) for each in squares]
     return _added(_added(squares, sharded, Among.GROUP), in_parts, Among.ALL)
 
 

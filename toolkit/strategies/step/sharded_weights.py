@@ -28,16 +28,13 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.gradients import Gradients, sent_as
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.upstream import private
+from toolkit.strategies.upstream import private, replaced
+from toolkit.strategies.variables import is_table
 
 _LOG = logging.getLogger(__name__)
 _SMALLEST = 2048  # Elements. An exchange of fewer takes longer than the memory is worth.
 _LAYOUT = Layout(axis=None, used_whole=True)
 _NOTED = "_toolkit_noted_shards"
-# Their gradients are rows: a gathered table and its whole gradient would take more memory than a table at rest.
-_TABLES = tuple(
-    getattr(keras.layers, name) for name in ("Embedding", "ReversibleEmbedding") if hasattr(keras.layers, name)
-)
 
 
 class ShardedWeight(ReplicaShardedVariable):
@@ -85,8 +82,15 @@ class ShardedWeight(ReplicaShardedVariable):
     def _in_step(self) -> tf.Tensor:
         """Returns the whole, with a gradient of which each replica gets its shard's sum."""
         collectives.check_piece()
+        dtype = tf.as_dtype(self.dtype)
         with _in_graph_of_step():  # Also for a branch or a loop, where replicas can't meet.
-            return _gathered(self, self._value.read_value(), tf.as_dtype(self.dtype))
+            shard = self._value.read_value()
+            # In one process the gather is traced in another thread, where a replica's control dependencies don't apply.
+            with tf.control_dependencies(this_step.waits):
+                whole = _gathered(self, tf.identity(shard), dtype)
+            if this_step.gathers is not None:
+                this_step.gathers.add(whole, lambda shard: self.gather(tf.cast(shard, dtype)), shard)
+            return whole
 
 
 @contextlib.contextmanager
@@ -102,7 +106,9 @@ def _in_graph_of_step() -> Iterator[None]:
 def _gathered(variable: ShardedWeight, shard: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     @tf.custom_gradient
     def gather(shard: tf.Tensor) -> tuple:
-        return variable.gather(tf.cast(shard, dtype)), lambda upstream: _scattered(variable, upstream)
+        with private.stop_recording():
+            whole = variable.gather(tf.cast(shard, dtype))
+        return whole, lambda upstream: _scattered(variable, upstream)
 
     return gather(shard)
 
@@ -120,9 +126,8 @@ def _scattered(variable: ShardedWeight, upstream: Any) -> tf.Tensor:
     if share is not None and not share.in_loss:  # A replica without examples has no mean: 0 / 0.
         whole = tf.math.multiply_no_nan(whole, tf.cast(share.exchanged_weight, whole.dtype))
 
-    @tf.custom_gradient
-    def scatter(whole: tf.Tensor) -> tuple:
-        return variable.scatter(whole, sent_as()), _refuse
+    if this_step.gathers is not None:
+        this_step.gathers.gradients.append(whole)
 
     def _refuse(*_: Any) -> None:
         raise StrategyError(
@@ -130,6 +135,13 @@ def _scattered(variable: ShardedWeight, upstream: Any) -> tf.Tensor:
             found="each replica has a shard of that gradient only",
             remedy='Leave weights="sharded" out for a step that differentiates gradients by weights',
         )
+
+    if not private.could_possibly_record():
+        return variable.scatter(whole, sent_as())
+
+    @tf.custom_gradient
+    def scatter(whole: tf.Tensor) -> tuple:
+        return variable.scatter(whole, sent_as()), _refuse
 
     return scatter(whole)
 
@@ -145,8 +157,9 @@ _MARK = "_toolkit_of_shard"
 
 
 def of_shards(original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-    """Returns what `tf.GradientTape.gradient` does, with gradients of shards known as such."""
-    found = original(tape, target, sources, *args, **kwargs)
+    """Returns what `tf.GradientTape.gradient` does, with gradients of shards known as such, and less memory."""
+    with contextlib.nullcontext() if this_step.gathers is None else this_step.gathers.again():
+        found = original(tape, target, sources, *args, **kwargs)
     for gradient, variable in zip(tf.nest.flatten(found), tf.nest.flatten(sources), strict=True):
         if gradient is not None and _is_of_shard(gradient, variable):
             setattr(gradient, _MARK, True)
@@ -203,6 +216,17 @@ def shards_of_alike(sent: Gradients) -> list:
     ]
 
 
+# When weights are gathered.
+
+
+def call_layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer, of whose weights the gathers wait for its inputs: TensorFlow would start all at once."""
+    given = keras.tree.flatten((args, kwargs))
+    waits = tuple(each for each in given if isinstance(each, tf.Tensor) and each.graph is this_step.graph)
+    with this_step.having(waits=waits or this_step.waits):
+        return original(layer, *args, **kwargs)
+
+
 # Which weights are cut.
 
 
@@ -210,7 +234,8 @@ def track(original: Callable, layer: Any, variable: Any) -> None:
     """Takes a weight that a layer has made, cut if it is one that replicas are to keep in shards."""
     original(layer, variable)
     strategy = tf.distribute.get_strategy()
-    if shards_weights(strategy) and _is_cut(layer, variable) and tf.distribute.in_cross_replica_context():
+    if shards_weights(strategy) and _is_cut(variable) and tf.distribute.in_cross_replica_context():
+        replaced.LAYER.answer(weights=call_layer)
         variable.__class__ = ShardedWeight
         variable._lay_out(tuple(variable.shape), _LAYOUT)
         if variable._value is not None:  # Else Keras has it made later.
@@ -222,8 +247,8 @@ def shards_weights(strategy: Any) -> bool:
     return options_of(strategy).weights == "sharded" and mesh.mesh_of(strategy).shards > 1
 
 
-def _is_cut(layer: Any, variable: Any) -> bool:
-    """Whether replicas are to keep shards of a layer's weight."""
+def _is_cut(variable: Any) -> bool:
+    """Whether replicas are to keep shards of a weight."""
     return (
         type(variable) is keras.Variable
         and variable.trainable
@@ -231,7 +256,7 @@ def _is_cut(layer: Any, variable: Any) -> bool:
         and int(np.prod(variable.shape)) >= _SMALLEST
         and variable.aggregation == "none"
         and not variable.overwrite_with_gradient
-        and not isinstance(layer, _TABLES)
+        and not is_table(variable)  # Its whole gradient, and all its rows gathered, would take more memory.
     )
 
 

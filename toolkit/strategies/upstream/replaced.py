@@ -29,9 +29,14 @@ LAYER = Replaced(
     trial="recorded",  # Records which layers the step calls.
     view="view",  # Hands the layer this replica's rows.
     xla="xla",  # Compiles the layer, where the step's layers are pieces.
+    weights="gathers",  # Weights that it reads are gathered when its input is there.
 )
 TRACK = Replaced("Layer._track_variable", replicas="")  # Cuts weights that replicas keep in shards.
-FUNCTION = Replaced("Function.__call__", step="inlines")  # A tf.function becomes a part of the step.
+FUNCTION = Replaced(
+    "Function.__call__",
+    step="inlines",  # A tf.function becomes a part of the step.
+    check="loops",  # Its first call is compared with one device's, if it runs a step on replicas.
+)
 REDUCE = Replaced("reduce_weighted_values", replicas="")  # A mean is one over the whole batch.
 NUMBERS = Replaced(
     "stateless_random_uniform_v2",

@@ -1,0 +1,57 @@
+"""Where every sum is exact, several replicas end with one device's bits: no tolerance hides a wrong last digit."""
+
+import functools
+import pathlib
+
+import batteries
+import exact_arithmetic as exact
+import numpy as np
+import processes
+import pytest
+import tensorflow as tf
+
+from toolkit import strategies
+
+SCRIPT = pathlib.Path(exact.__file__)
+
+
+@functools.cache
+def one_device(name):
+    return exact.trained(tf.distribute.get_strategy(), name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", exact.NETWORKS)
+def test_the_order_of_a_batch_changes_no_bit(name):
+    order = np.random.default_rng(1).permutation(exact.BATCH)
+    assert np.array_equal(exact.trained(tf.distribute.get_strategy(), name, order), one_device(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", exact.NETWORKS)
+@pytest.mark.parametrize("count", batteries.rows([2, 4], 4))
+@pytest.mark.parametrize("way", exact.WAYS)
+def test_replicas_have_one_devices_bits(four_devices, name, count, way):
+    strategy = strategies.create("mirrored", devices=four_devices[:count], **exact.WAYS[way])
+    assert np.array_equal(exact.trained(strategy, name), one_device(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", batteries.rows(["jit_compile", "run_eagerly"], "jit_compile"))
+def test_ways_to_compile_have_one_devices_bits(four_devices, how):
+    strategy = strategies.create("mirrored", devices=four_devices[:2])
+    assert np.array_equal(exact.trained(strategy, "dense", **{how: True}), one_device("dense"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", batteries.rows(exact.WAYS, "sharded weights"))
+def test_workers_have_one_devices_bits(tmp_path, way):
+    outs = [tmp_path / f"{number}.npz" for number in range(2)]
+    given = [["multi_worker", "2", str(out), way] for out in outs]
+    with processes.group([SCRIPT], given, tmp_path, cluster=True) as run:
+        run.succeed(limit=600)
+    for out in outs:
+        found = dict(np.load(out))
+        assert list(found) == list(exact.NETWORKS)
+        for name, bits in found.items():
+            assert np.array_equal(bits, one_device(name)), name
