@@ -5,7 +5,7 @@ import types
 
 import tensorflow as tf
 
-from toolkit.strategies.parameter_servers.ledger import APPLIED, CAPACITY, INTERRUPTED, NOTHING, Ledger
+from toolkit.strategies.parameter_servers.ledger import APPLIED, CAPACITY, INTERRUPTED, NOTHING, Ledger, collect
 from toolkit.strategies.parameter_servers.session import Session
 from toolkit.strategies.parameter_servers.worker_step import WorkerStep
 
@@ -47,6 +47,14 @@ def test_steps_beyond_its_capacity_take_the_slots_of_the_first():
     assert int(ledger.version()) == 1
     ledger.clear()
     assert list(ledger.entries([CAPACITY + 3])) == [NOTHING]
+
+
+def test_what_was_collected_is_not_counted_again():
+    ledger = Ledger("CPU:0")
+    begin, finish = functions(ledger)
+    finish(slot(0), begin(slot(0), ledger.version()))
+    assert collect([ledger], 0, 2) == ([0], 1), "of two steps one was applied"
+    assert collect([ledger], 0, 1) == ([], 1)
 
 
 def test_a_step_of_a_worker_that_died_is_applied_by_those_ps_only_that_have_not_applied_it():
