@@ -4,15 +4,17 @@ While it is traced, each Keras variable holds a plain `tf.Variable`, nothing of 
 attached are away, and no strategy is in scope: a thread has its own. Optimizers really apply. Afterwards everything is
 as it was; what the step has drawn and changed are the plain variables.
 
-A rounding moves each number by a part of itself, up or down by chance. `run` moves weights, inputs and gradients so,
-and what that changes of a result is what rounding may change of it: gradients too, since those that are zero on paper
-are what rounding makes of them, and Adam makes a whole step of the smallest.
+A rounding moves each number by a part of itself, up or down by chance. `run` moves weights, inputs, the outputs of
+layers and gradients so, and what that changes of a result is what rounding may change of it. Of two equal outputs
+another one may be the largest then, and what was just above zero just below it. Gradients that are zero on paper are
+what rounding makes of them, and Adam makes a whole step of the smallest.
 """
 
 import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -24,9 +26,9 @@ import tensorflow as tf
 from toolkit.strategies.check.notes import Notes
 from toolkit.strategies.check.state import Held, Objects, Of, of_model
 from toolkit.strategies.step import xla
-from toolkit.strategies.step.share import WholeShare, entered
+from toolkit.strategies.step.share import WholeShare, attached, entered
 from toolkit.strategies.upstream import private, train_function
-from toolkit.strategies.upstream.wrapping import away
+from toolkit.strategies.upstream.wrapping import away, instead
 from toolkit.support.graphs import outside
 
 _SEEDS = "global_seed_generator"  # Keras's name for it.
@@ -183,6 +185,7 @@ class PlainStep:
             stack.callback(random.setstate, random.getstate())
             stack.callback(np.random.set_state, np.random.get_state(legacy=True))
             stack.enter_context(away())
+            stack.enter_context(instead(keras.layers.Layer, "__call__", self._with_moved_outputs))
             self._set_thread()
             put = _Put(stack)
             self._put_variables(put)
@@ -252,12 +255,35 @@ class PlainStep:
         if isinstance(gradient, tf.IndexedSlices):
             values = self._with_noise(number, gradient.values, size)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        eps, draw = self._moves[0], self._moves[1]
-        places = tf.cast(tf.range(tf.size(gradient)), tf.float64)
-        # As good as random, and no operation that a step of the script's might have, too.
-        signs = tf.sign(tf.sin(12.9898 * places + 78.233 * draw + 39.425 * number))
-        noise = tf.cast(tf.reshape(signs, tf.shape(gradient)) * eps * size, gradient.dtype)
-        return tf.where(eps > 0, gradient + noise, gradient)
+        noise = tf.cast(self._signs(gradient, number) * self._moves[0] * size, gradient.dtype)
+        return tf.where(self._moves[0] > 0, gradient + noise, gradient)
+
+    def _with_moved_outputs(self, call: Callable) -> Callable:
+        numbers = itertools.count(1000)
+
+        def one(x: Any) -> Any:
+            if not isinstance(x, tf.Tensor) or not x.dtype.is_floating:
+                return x
+            number = next(numbers)
+
+            @tf.custom_gradient  # For which nothing is kept: one device has to hold the whole batch's outputs.
+            def moved(x: tf.Tensor) -> tuple:
+                noise = tf.cast(self._signs(x, number) * self._moves[0], x.dtype)
+                # Whole numbers stay: they may count, or name something.
+                return tf.where((self._moves[0] > 0) & (x != tf.round(x)), x + x * noise, x), lambda upstream: upstream
+
+            return attached(x, moved(x), lambda kept: kept)
+
+        def moving(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            return keras.tree.map_structure(one, call(layer, *args, **kwargs))
+
+        return functools.wraps(call)(moving)
+
+    def _signs(self, x: Any, number: int) -> Any:
+        """Returns 1 or -1 for each element: as good as random, by no operation that a script's own step might have."""
+        places = tf.cast(tf.range(tf.size(x)), tf.float64)
+        signs = tf.sign(tf.sin(12.9898 * places + 78.233 * self._moves[1] + 39.425 * number))
+        return tf.reshape(signs, tf.shape(x))
 
 
 class _Put:
