@@ -87,13 +87,13 @@ class CheckpointStore:
     Args:
         directory: Made when the first checkpoint is written.
         keep: How many to keep, the newest ones.
-        saved: Is called when a checkpoint is complete, by the thread that has written it.
+        saved: Is called when a checkpoint is complete, by the thread that has written it; None for nothing.
 
     Raises:
         RunDirectoryError: That is none.
     """
 
-    def __init__(self, directory: pathlib.Path, *, keep: int = 3, saved: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, directory: pathlib.Path, *, keep: int = 3, saved: Callable[[], object] | None = None) -> None:
         check_keep(keep)
         self.directory = directory
         self.keep = keep
@@ -137,7 +137,8 @@ class CheckpointStore:
         for name in self.names()[: -self.keep]:
             self._forget(self.directory / name)
         self._tidy()
-        self._saved()
+        if self._saved is not None:
+            self._saved()
         return path
 
     def take(self, name: str, fill: Callable[[pathlib.Path], object]) -> str | None:
