@@ -64,7 +64,7 @@ class Layout:
         among: The replicas that have a shard each.
         repeats: Whether the last shards are padded with the whole's last value in the place of zeros: an optimizer
             such as Ftrl divides by it.
-        used_whole: Whether a step reads the whole. Whoever updates it is given the shard.
+        used_whole: Whether a step reads the whole. An optimizer is given the shard.
     """
 
     in_shards: bool = True
