@@ -2,8 +2,8 @@
 
     python -m benchmarks.sharded_memory [--replicas=1,2,4] [--width=256] [--workers]
 
-Six decoder blocks of a transformer, Adam, eight examples of eight words in all. Each way is measured in its own process,
-by `get_memory_info` of TensorFlow's allocator, which all replicas of a process share: figures are those of all
+Six decoder blocks of a transformer, Adam, eight examples of eight words in all. Each way is measured in its own
+process, by `get_memory_info` of TensorFlow's allocator, which all replicas of a process share: figures are those of all
 replicas together, activations included, of which so few examples have next to none. With --workers each replica is a
 process on loopback, and the figures are the sum of theirs. Targets: with four replicas fully sharded weights peak at
 0.35 of replicated ones, and sharded optimizer state never above them.
