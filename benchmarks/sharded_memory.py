@@ -2,8 +2,8 @@
 
     python -m benchmarks.sharded_memory [--replicas=1,2,4] [--width=256] [--workers]
 
-Six decoder blocks of a transformer, Adam, eight examples of eight words in all. Each way is measured in a process of
-its own, by `get_memory_info` of TensorFlow's allocator, which all replicas of a process share: figures are those of all
+Six decoder blocks of a transformer, Adam, eight examples of eight words in all. Each way is measured in its own
+process, by `get_memory_info` of TensorFlow's allocator, which all replicas of a process share: figures are those of all
 replicas together, activations included, of which so few examples have next to none. With --workers each replica is a
 process on loopback, and the figures are the sum of theirs. Targets: with four replicas fully sharded weights peak at
 0.35 of replicated ones, and sharded optimizer state never above them.
@@ -33,7 +33,7 @@ BLOCKS, HEADS, WORDS, LENGTH, EXAMPLES, STEPS = 6, 8, 1000, 8, 8, 6
 
 
 def main() -> None:
-    """Measures each way in processes of its own, and prints a table."""
+    """Measures each way in its own processes, and prints a table."""
     if _WAY.value is not None:
         _measure(int(_REPLICAS.value[0]))
         return

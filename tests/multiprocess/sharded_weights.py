@@ -223,6 +223,7 @@ def trained(strategy, case, **compiling):
         )
     finally:
         keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(before)  # Which Keras keeps, once it is asked for.
     return model, steps.seen, after
 
 

@@ -35,13 +35,16 @@ class Gathers:
 
     Args:
         graph: The graph.
+        keeps: Whether the backward pass reads what the forward pass has gathered. Between processes it does: TensorFlow
+            runs their collectives in the order in which they were made, and a second gather comes after all of the
+            backward pass.
 
     Attributes:
         gradients: This replica's gradients of whole weights, before they are exchanged.
     """
 
-    def __init__(self, graph: tf.Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: tf.Graph, *, keeps: bool) -> None:
+        self._graph, self._keeps = graph, keeps
         self._kept: list[_Gather] = []
         self._within = False
         self.gradients: list[tf.Tensor] = []
@@ -68,12 +71,13 @@ class Gathers:
             yield
         finally:
             self._within = False
-        for each in reversed(self._kept):
+        gradients, self.gradients = self.gradients, []
+        for each in reversed(self._kept) if not self._keeps else ():
             if each.whole.op._id <= before:
                 self._gather_again(each, before)
-        overlap.note_edges(self._graph)
-        gradients, self.gradients = self.gradients, []
-        overlap.weights_first(gradients)
+        if not self._keeps:
+            overlap.note_edges(self._graph)
+            overlap.weights_first(gradients)
 
     def _gather_again(self, gather: _Gather, before: int) -> None:
         made = _made_of(gather.whole, before)

@@ -70,7 +70,10 @@ def _facts_of(context: tf.distribute.ReplicaContext) -> dict[str, Any]:
 def _facts_of_graph(*, shards_weights: bool) -> dict[str, Any]:
     """Returns what is true for a replica in the graph that is being traced: attributes of `this_step`."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    return {"graph": graph, "gathers": None if graph is None or not shards_weights else Gathers(graph)}
+    if graph is None or not shards_weights:
+        return {"graph": graph, "gathers": None}
+    in_one_process = isinstance(tf.distribute.get_strategy(), tf.distribute.MirroredStrategy)
+    return {"graph": graph, "gathers": Gathers(graph, keeps=not in_one_process)}
 
 
 def _find_facts(strategy: tf.distribute.Strategy, options: Any, replica: int) -> dict[str, Any]:
