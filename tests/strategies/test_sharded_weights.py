@@ -4,6 +4,7 @@ import importlib.util
 import pathlib
 import shutil
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -45,12 +46,8 @@ CASES = [f"{model}/{optimizer}" for model in program.MODELS for optimizer in ("s
 CASES += [f"dense/{optimizer}" for optimizer in ("each", "accumulating", "lamb")] + ["lora/each"]
 
 
-def marked(cases):
-    return [pytest.param(case, marks=() if case in HARDEST else pytest.mark.long) for case in cases]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", marked(CASES))
+@pytest.mark.parametrize("case", batteries.rows(CASES, list(HARDEST)))
 def test_a_model_has_one_devices_numbers(four_devices, case):
     model, seen, after = program.trained(create(four_devices[:2]), case)
     assert len(seen) == 20
@@ -59,7 +56,7 @@ def test_a_model_has_one_devices_numbers(four_devices, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", marked(["dense/adamw", "vit/adamw"]))
+@pytest.mark.parametrize("case", batteries.rows(["dense/adamw", "vit/adamw"], "dense/adamw"))
 def test_four_replicas_and_two_groups_of_two_have_one_devices_numbers(four_devices, case):
     for shards in (None, 2):
         model, seen, after = program.trained(create(four_devices, shards=shards), case)

@@ -29,7 +29,7 @@ ARRAYS, MANIFEST = "arrays.safetensors", "manifest.json"
 PATIENCE = 30
 
 
-TIMES = Times(beat=0.2, silence=1.0, patience=3.0, impatience=1.0, look=0.2, pause=2.0)
+TIMES = Times(beat=0.2, silence=1.0, patience=limits.patient(3.0), impatience=limits.patient(1.0), look=0.2, pause=2.0)
 
 
 @pytest.fixture(autouse=True)
@@ -381,6 +381,7 @@ def test_training_waits_for_no_copy_and_the_end_only_for_a_while(tmp_path, bucke
         assert "failed (" in caplog.text
     vanish(run._copy)
     bucket.network.refuses, bucket.network.delay, bucket.network.cut = False, 0.0, None
+    monkeypatch.setenv("TOOLKIT_GRACE", "60")
     again, run = fit(tmp_path / "b", f"{bucket.url}/run", resume="auto", width=4000)
     assert run.summary["resumed_from_step"] == 4
     assert same(again, trained)

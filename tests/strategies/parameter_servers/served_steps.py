@@ -12,7 +12,7 @@ import numpy as np
 import one_process
 import tensorflow as tf
 
-sys.path.append(str(pathlib.Path(__file__).parents[1]))
+sys.path += [str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(__file__).parents[2])]
 import test_logs
 
 RANDOM = np.random.default_rng(11)

@@ -92,7 +92,7 @@ def measure(
         sizes = [layer.parameters for layer in layers if layer.parameters]
         link = _link(clock, sizes, empty)
     scale = whole / max(sum(each.values()), 1e-12) / batch
-    devices = strategy.extended.worker_devices
+    devices = strategy.extended.worker_devices if strategy.num_replicas_in_sync > 1 else ("",)
     return Machine(
         name="measured here",
         speed=sum(layer.operations or 0 for layer in layers) / (whole / batch),
