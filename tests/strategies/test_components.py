@@ -251,6 +251,26 @@ def test_joined_graphs_train_as_on_one_device(four_devices):
     )
 
 
+@pytest.mark.slow
+def test_rows_that_a_lookup_has_once_are_added_before_they_are_squared(four_devices):
+    """A dense layer of sparse inputs looks each column up once; two replicas may both look it up."""
+    x = np.random.default_rng(3).normal(size=(32, 6)) * (np.random.default_rng(4).uniform(size=(32, 6)) < 0.4)
+    data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x.astype("float32")), x.sum(1, keepdims=True)))
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((6,), sparse=True), layers.Dense(4), layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.05), "mse")
+        losses = model.fit(data.batch(8), epochs=3, verbose=0, shuffle=False).history["loss"]
+        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
+
+    one = trained(tf.distribute.get_strategy())
+    for count in (2, 3):
+        many = trained(strategies.create("mirrored", devices=four_devices[:count]))
+        np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
+
+
 class Convolving(layers.Layer):
     """Mixes the nodes of a graph by its sparse adjacency."""
 

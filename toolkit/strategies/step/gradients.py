@@ -154,10 +154,12 @@ def summed(gradients: list) -> list:
 
 def _summed(gradients: list, known: list) -> list:
     # If rows are the same on every replica, such as positions in a sequence, they are added before they are squared,
-    # as on one device. Rows that depend on the examples, such as words, are concatenated.
+    # as on one device. Rows that depend on the examples, such as words, are concatenated; if each replica has each of
+    # them once, as a sparse lookup leaves them, so has one device.
     rows = [gradient.indices if isinstance(gradient, tf.IndexedSlices) else None for gradient in gradients]
     alike = [each is not None and same_everywhere(each, known) for each in rows]
     by_length = [each is not None and same_everywhere(each, known, _is_length) for each in rows]
+    once = [each is not None and _are_distinct(each) for each in rows]
     given = [gradient.values if same else gradient for gradient, same in zip(gradients, alike, strict=True)]
     dtype, size = sent_as(), this_step.options.gradients.bytes_per_pack
     if this_step.on_cpus:
@@ -167,10 +169,28 @@ def _summed(gradients: list, known: list) -> list:
         totals = _while_computing(given, size, dtype)
     else:
         totals = _by_tensorflow(given, size or 0, dtype)
-    return [
-        tf.IndexedSlices(total, gradient.indices, gradient.dense_shape) if same else _added(total) if length else total
-        for total, gradient, same, length in zip(totals, gradients, alike, by_length, strict=True)
-    ]
+    for number, (total, gradient) in enumerate(zip(totals, gradients, strict=True)):
+        if alike[number]:
+            totals[number] = tf.IndexedSlices(total, gradient.indices, gradient.dense_shape)
+        elif by_length[number]:
+            totals[number] = _added(total)
+        elif once[number]:
+            totals[number] = _each_once(total)
+    return totals
+
+
+def _are_distinct(indices: Any) -> bool:
+    """Whether no row is there twice: TensorFlow has looked the rows up by what `tf.unique` returns."""
+    while not tf.executing_eagerly() and indices.op.type in ("Reshape", "Identity", "Cast", "StopGradient"):
+        indices = indices.op.inputs[0]
+    return not tf.executing_eagerly() and indices.op.type in ("Unique", "UniqueV2") and indices.value_index == 0
+
+
+def _each_once(total: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Adds what replicas have of the same row."""
+    indices, places = tf.unique(total.indices)
+    values = tf.math.unsorted_segment_sum(total.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, total.dense_shape)
 
 
 def _lookups(gradient: Any, known: list) -> list:
