@@ -13,6 +13,7 @@ import os
 import pathlib
 import time
 
+import batteries
 import crossings
 import processes
 import pytest
@@ -89,7 +90,7 @@ def few():
 
 @pytest.mark.smoke
 @pytest.mark.slow
-@pytest.mark.parametrize("half", range(2))
+@pytest.mark.parametrize("half", batteries.rows(range(2), 1))
 def test_a_few_crossings_are_plain_keras(tmp_path, half):
     some = few()[half::2]
     parts = [some[::2], some[1::2]]  # Two programs, for two cores.

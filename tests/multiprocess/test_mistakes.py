@@ -33,6 +33,7 @@ def launch(folder, body, *flags):
     return processes.launch(folder, "--grace=3", *flags, "train.py", limit=150)
 
 
+@pytest.mark.long
 def test_generators_of_both_workers_stay_together(tmp_path):
     body = """
 def batches():
@@ -80,6 +81,7 @@ print("SEEN", json.dumps(weights(own)))
     assert first == second
 
 
+@pytest.mark.long
 def test_what_the_chief_saved_can_be_loaded_at_once(tmp_path):
     (tmp_path / "best.weights.h5").write_text("of an earlier run")
     (tmp_path / "whole.keras").write_text("of an earlier run")
@@ -109,6 +111,7 @@ model.fit(x, y, batch_size=20, verbose=0)
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.long
 def test_weights_that_one_worker_sets_in_training_are_found(tmp_path):
     body = """
 class Sets(keras.callbacks.Callback):
@@ -152,6 +155,7 @@ model.fit(x[:40], labels[:, None], batch_size=20, shuffle=False, verbose=0)
     assert "first batch" not in same.stdout
 
 
+@pytest.mark.long
 def test_an_order_that_one_worker_shifts_is_said(tmp_path):
     body = """
 import tensorflow as tf
@@ -182,6 +186,7 @@ model.fit(tf.data.Dataset.from_tensor_slices((x, y)).map(noisy, num_parallel_cal
     assert "never used" not in done.stdout
 
 
+@pytest.mark.long
 def test_one_that_stops_stops_all(tmp_path):
     body = """
 class Enough(keras.callbacks.Callback):
@@ -243,6 +248,7 @@ model.fit(x, y, batch_size=4, epochs=50, verbose=0)
     assert "worker:1 had finished the script" in done.stderr
 
 
+@pytest.mark.long
 def test_the_end_of_one_is_no_part_of_the_others_sum(tmp_path):
     body = "if me == 0: print('SUM', strategy.reduce('SUM', tf.constant([5.0]), axis=None).numpy(), flush=True)"
     done = launch(tmp_path, body, "--stall_timeout=8")

@@ -9,6 +9,7 @@ import pytest
 SCRIPT = pathlib.Path(__file__).with_name("packs.py")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_packs_and_their_order_change_no_bit(tmp_path):
     outs = [tmp_path / f"{number}.npz" for number in range(2)]

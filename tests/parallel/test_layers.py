@@ -78,7 +78,7 @@ def alone(optimizer=None, **extra):
 
 @pytest.mark.smoke
 @pytest.mark.slow
-@pytest.mark.parametrize(("replicas", "shards"), [pytest.param(2, None, marks=pytest.mark.long), (3, None), (4, 2)])
+@pytest.mark.parametrize(("replicas", "shards"), batteries.rows([(2, None), (3, None), (4, 2)], (4, 2)))
 @pytest.mark.parametrize("kind", batteries.rows(NETWORKS, "a pair"))
 def test_the_numbers_are_those_of_plain_layers(four_devices, kind, replicas, shards):
     mirrored = strategies.create("mirrored", devices=four_devices[:replicas], shards=shards)
@@ -137,13 +137,14 @@ def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, machi
 )
 @pytest.mark.parametrize(
     ("replicas", "shards", "kind"),
-    [pytest.param(3, None, "by outputs", marks=pytest.mark.long), (3, None, "a pair"), (4, 2, "a pair")],
+    batteries.rows([(3, None, "by outputs"), (3, None, "a pair"), (4, 2, "a pair")], (4, 2, "a pair")),
 )
 def test_regularizers_and_constraints_are_of_the_whole(four_devices, replicas, shards, kind, extra):
     mirrored = strategies.create("mirrored", devices=four_devices[:replicas], shards=shards)
     same(trained(mirrored, used=False, **NETWORKS[kind], **extra), alone(used=False, **extra))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_saved_model_is_whole_and_comes_back_at_another_number(four_devices, tmp_path):
     def model_on(count):
@@ -186,6 +187,7 @@ def test_weights_taken_and_set_are_whole(four_devices):
     assert all(np.array_equal(a, b + 1) for a, b in zip(model.get_weights(), weights, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_activations_are_exchanged_in_16_bits_where_asked(four_devices):
     mirrored = strategies.create("mirrored", devices=four_devices[:2])

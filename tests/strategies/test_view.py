@@ -45,7 +45,7 @@ STEPS = [
     wb.plain,
     wb.penalised,
 ]
-IN_CI = (wb.negatives, wb.mixup, wb.penalised)
+IN_CI = (wb.negatives, wb.penalised)
 
 
 @pytest.mark.slow
@@ -59,6 +59,7 @@ def test_a_step_is_one_devices(four_devices, of, count):
     np.testing.assert_allclose(many, one, atol=5e-6)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_mean_over_rows_is_left_to_each_replica_and_what_else_travels_is_said(four_devices, caplog):
     caplog.set_level(logging.INFO)
@@ -142,6 +143,7 @@ class Sloped(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_slopes_of_the_batch_are_compared_as_on_one_device(four_devices):
     def trained(strategy):
@@ -335,7 +337,7 @@ def fitted(strategy, make):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    batteries.rows(MIXING, ["initialised by data", "operations of the model's", "layers in a loop"]),
+    batteries.rows(MIXING, ["initialised by data", "operations of the model's"]),
 )
 def test_a_layer_that_mixes_rows_is_one_devices(four_devices, name):
     one = fitted(strategies.create("one_device", devices=four_devices[:1]), MIXING[name])

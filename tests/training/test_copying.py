@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import batteries
 import fsspec
 import keras
 import limits
@@ -174,6 +175,7 @@ def test_a_checkpoint_without_its_manifest_does_not_count_and_goes_with_the_next
     assert place.checkpoints() == ["step-00000005", "step-00000015"]
 
 
+@pytest.mark.long
 def test_of_damaged_ones_the_one_before_is_taken_and_a_new_one_replaces_them(url, opened, caplog):
     first = opened("a", url)
     for step in (5, 10):
@@ -213,6 +215,7 @@ def test_a_disk_that_is_behind_is_brought_forward_and_one_that_is_ahead_is_copie
     assert Place(url).checkpoints() == ["step-00000010", "step-00000015", "step-00000020"]
 
 
+@pytest.mark.long
 def test_each_call_of_fit_has_its_own_checkpoints_in_the_copy(url, opened):
     first = opened("a", url, keep=1)
     first.save(5, end_of_epoch=True)
@@ -226,6 +229,7 @@ def test_each_call_of_fit_has_its_own_checkpoints_in_the_copy(url, opened):
     assert CheckpointStore(second.directory.path / "checkpoints-2").names() == ["step-00000002"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("url", ["s3"], indirect=True)
 def test_names_that_lead_elsewhere_are_not_brought(url, opened, tmp_path):
     first = opened("a", url)
@@ -243,6 +247,7 @@ def test_names_that_lead_elsewhere_are_not_brought(url, opened, tmp_path):
 # Whose place it is.
 
 
+@pytest.mark.long
 def test_an_earlier_runs_copy_is_not_overwritten(url, opened, tmp_path):
     first = opened("a", url)
     first.save(5)
@@ -276,6 +281,7 @@ def test_a_second_run_at_one_place_is_told_who_copies_there(url, opened):
     assert opened("c", url).store.load().step == 10, "a process that has vanished is waited for, and then no more"
 
 
+@pytest.mark.long
 def test_who_was_taken_for_vanished_copies_no_more_and_its_run_goes_on(url, opened, caplog):
     first = opened("a", url)
     first.save(5)
@@ -357,7 +363,7 @@ def test_with_a_checkpoint_on_the_disk_a_bucket_that_refuses_is_a_warning(bucket
     assert "is complete again" in caplog.text
 
 
-@pytest.mark.parametrize("fault", ["refuses", "slow", "cut"])
+@pytest.mark.parametrize("fault", batteries.rows(["refuses", "slow", "cut"], "cut"))
 def test_training_waits_for_no_copy_and_the_end_only_for_a_while(tmp_path, bucket, monkeypatch, caplog, fault):
     """The end waits for TOOLKIT_GRACE seconds; the copy holds what was whole before."""
     caplog.set_level(logging.INFO, logger="toolkit")

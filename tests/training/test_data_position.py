@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -220,8 +221,8 @@ def test_stopped_and_resumed_the_weights_are_those_of_an_undisturbed_run(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("changes", ["on_epoch_begin", "on_epoch_end"])
-@pytest.mark.parametrize("by", [1, -1])
+@pytest.mark.parametrize("changes", batteries.rows(["on_epoch_begin", "on_epoch_end"], "on_epoch_begin"))
+@pytest.mark.parametrize("by", batteries.rows([1, -1], -1))
 def test_data_whose_length_changes_with_each_epoch_goes_on_with_it(tmp_path, four_devices, caplog, by, changes):
     def make(_):
         return Growing(by, changes)

@@ -22,9 +22,7 @@ import os
 import pathlib
 import queue
 import re
-import shutil
 import signal
-import socket
 import stat
 import sys
 import threading
@@ -33,19 +31,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from toolkit.errors import RunDirectoryError
-from toolkit.support import files, redaction, signals
+from toolkit.support import files, signals
 from toolkit.training.checkpoints import ARRAYS, MANIFEST, CheckpointStore, order
-from toolkit.training.copying import SILENT, Times, shown
+from toolkit.training.copying import SILENT, Times
+from toolkit.training.place import Place, words
+from toolkit.training.writer import WRITER, TakenOver, Writer, facts_of
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_WRITER, _IDENTITY, _TOKEN = "writer.json", "run.json", ".copy"
+_IDENTITY, _TOKEN = "run.json", ".copy"
 _CHECKPOINT = re.compile(r"(checkpoints(?:-\d+)?)/(step-\d{8,}(?:-end)?)/([^/]+)")
 _FOR_GOOD = (PermissionError, FileNotFoundError, NotImplementedError, RunDirectoryError)  # No second attempt helps.
-
-
-class _TakenOver(Exception):
-    """Another process copies to the place now."""
 
 
 class Copier:
@@ -73,16 +69,14 @@ class Copier:
         times: Times,
         tell: Callable[..., object],
     ) -> None:
-        self._url, self._times, self._report = url, times, tell
-        self._shown = shown(url)
+        self._times, self._report = times, tell
+        self._place = Place(url)
+        self._writer = Writer(self._place, token=token, times=times)
         self._keep = keep
-        self._store, self._root = self._opened()
-        self._on_disk = "file" in (self._store.protocol, *self._store.protocol)
         self._token = token
         self._directory = pathlib.Path()
         self._recipe, self._resume = "", False
         self._there: set[str] | None = None  # What was found there before the run began.
-        self._claimed = self._tells = False
         self._copied = {name: list(signature) for name, signature in copied.items()}
         self._unreadable: set[str] = set()
         self._news = threading.Condition()
@@ -90,40 +84,27 @@ class Copier:
         self._ending = self._over = False
         self._hurries = False  # Whether the run waits for the copy.
         self._reason = ""  # Why the last attempt failed.
-        self._beating = threading.Lock()
-        self._replaced: str | None = None  # The process that was taken for vanished.
 
     def has_checkpoint(self) -> bool:
-        """Returns whether there is a complete checkpoint.
-
-        Raises:
-            RunDirectoryError: The place can't be read.
-        """
+        """Does what `Copy.has_checkpoint` promises."""
         if self._there is None:
             try:
-                self._there = self._patiently(self._look, seconds=self._times.patience)
+                self._there = self._patiently(self._place.names, seconds=self._times.patience)
             except Exception as error:
-                raise self._unusable(error) from error
+                raise self._place.unusable(error) from error
         return any(_complete(self._there).values())
 
     def begin(self, directory: str, recipe: str, resume: bool) -> None:
-        """Takes the place for this run, and on resume brings the newest checkpoint to the disk.
-
-        Where the disk has a checkpoint, a place that can't be reached is a warning.
-
-        Args:
-            directory: The run directory, which this process has locked.
-            recipe: Name of the program whose run it is.
-            resume: Whether the run goes on with an earlier one.
+        """Does what `Copy.begin` promises, with the same arguments.
 
         Raises:
             RunDirectoryError: Another run is copied there, or one that would be overwritten, or it can't be reached.
         """
         self._directory, self._recipe, self._resume = pathlib.Path(directory), recipe, resume
-        if self._on_disk:
-            here, there = self._directory.resolve(), pathlib.Path(self._root).resolve()
+        if self._place.folder is not None:
+            here, there = self._directory.resolve(), self._place.folder.resolve()
             if here == there or here in there.parents or there in here.parents:
-                raise self._refused(f"the run directory is {directory}", "Name a place outside of it")
+                raise self._place.refused(f"the run directory is {directory}", "Name a place outside of it")
         has_one = bool(CheckpointStore(self._directory / "checkpoints").names())
         try:
             self._patiently(
@@ -139,20 +120,20 @@ class Copier:
         except Exception as error:  # Drivers raise errors of their own libraries.
             if not has_one:
                 self.leave()
-                raise self._unusable(error) from error
+                raise self._place.unusable(error) from error
             _LOG.warning(
-                "The copy in %s can't be read (%s): the run goes on from its directory", self._shown, _words(error)
+                "The copy in %s can't be read (%s): the run goes on from its directory", self._place.shown, words(error)
             )
 
     def leave(self) -> None:
         """Leaves the place to others where the run didn't begin."""
         with contextlib.suppress(Exception):  # Another error is on its way.
-            self._release()
+            self._writer.release()
 
     def start(self) -> None:
         """Begins to copy, in the background."""
         threading.Thread(target=self._work, name="copy", daemon=True).start()
-        threading.Thread(target=self._tell, name="beat", daemon=True).start()
+        threading.Thread(target=self._writer.beat, name="beat", daemon=True).start()
 
     def wake(self, wanted: int) -> None:
         """Has the thread look for what has changed in the directory. Returns at once.
@@ -189,22 +170,22 @@ class Copier:
                     self._done, self._reason = wanted, ""
                     ends = self._ending and self._wanted == wanted
                 if failures:
-                    _LOG.info("The copy in %s is complete again", self._shown)
+                    _LOG.info("The copy in %s is complete again", self._place.shown)
                 failures = 0
                 self._report(done=wanted, copied=self._copied)
                 if ends:
-                    self._release()
+                    self._writer.release()
                     os._exit(0)
-            except (_TakenOver, RunDirectoryError) as error:
+            except (TakenOver, RunDirectoryError) as error:
                 self._over = True
-                _LOG.error("This run is no longer copied to %s: %s", self._shown, error)
+                _LOG.error("This run is no longer copied to %s: %s", self._place.shown, error)
                 self._report(over=True)
                 os._exit(0)
             except Exception as error:  # Drivers raise errors of their own libraries, and training goes on.
                 failures += 1
-                reason = self._masked(_words(error))
+                reason = self._place.masked(words(error))
                 if reason != self._reason:
-                    _LOG.warning("Copying to %s failed (%s); it is tried again", self._shown, reason)
+                    _LOG.warning("Copying to %s failed (%s); it is tried again", self._place.shown, reason)
                 self._report(reason=reason)
                 with self._news:
                     self._reason = reason
@@ -215,25 +196,21 @@ class Copier:
 
     def _copy(self) -> None:
         """Copies what the place lacks, and removes what the directory wouldn't keep."""
-        if not self._claimed:  # It couldn't be reached as the run began.
+        if not self._writer.claimed:  # It couldn't be reached as the run began.
             self._claim()
-        self._check_ours()
-        there = self._look()
+        self._writer.check()
+        there = self._place.names()
         self._put_files()
         while (chosen := self._next(there)) is not None:
             folder, name = chosen
             if self._put_checkpoint(folder, name):
                 there |= {f"{folder}/{name}/{file}" for file in (ARRAYS, MANIFEST)}
-        self._check_ours()
+        self._writer.check()
         complete = _complete(there)
         kept = {(folder, name) for folder, names in complete.items() for name in names[-self._keep :]}
         gone = {path for path in there if (found := _CHECKPOINT.fullmatch(path)) and found.groups()[:2] not in kept}
         for path in sorted(gone, key=lambda path: not path.endswith(MANIFEST)):  # Half of one never counts.
-            with contextlib.suppress(FileNotFoundError):
-                self._store.rm_file(self._place(path))
-            if self._on_disk:
-                with contextlib.suppress(OSError):  # The checkpoint's other file is still there.
-                    pathlib.Path(self._place(path)).parent.rmdir()
+            self._place.remove(path)
 
     def _next(self, there: set[str]) -> tuple[str, str] | None:
         """Returns the checkpoint to copy next: each folder's newest first, the folder of the first `fit` before others.
@@ -257,7 +234,7 @@ class Copier:
         path = CheckpointStore(self._directory / folder).place(name)
         try:
             manifest = (path / MANIFEST).read_bytes()
-            self._put(path / ARRAYS, f"{folder}/{name}/{ARRAYS}")
+            self._place.put(path / ARRAYS, f"{folder}/{name}/{ARRAYS}")
         except FileNotFoundError:
             if path.exists():  # Then it is the place that doesn't exist.
                 raise
@@ -266,8 +243,8 @@ class Copier:
             if (path / MANIFEST).read_bytes() != manifest:  # It was written again.
                 return False
         self._put_files()  # What belongs to it, such as the best model, is there before it counts.
-        self._check_ours()
-        self._pipe(f"{folder}/{name}/{MANIFEST}", manifest)
+        self._writer.check()
+        self._place.write(f"{folder}/{name}/{MANIFEST}", manifest)
         return True
 
     def _put_files(self) -> None:
@@ -284,7 +261,7 @@ class Copier:
             if self._copied.get(relative) == (signature := _signature(found)):
                 continue
             try:
-                self._put(path, relative)
+                self._place.put(path, relative)
             except FileNotFoundError:
                 if path.exists():
                     raise
@@ -312,115 +289,44 @@ class Copier:
         Raises:
             RunDirectoryError: One is, or was.
         """
-        there = self._look()
+        there = self._place.names()
         complete, here = _complete(there), self._directory / "checkpoints"
-        identity = self._read(_IDENTITY)
+        identity = self._place.read(_IDENTITY)
         if not self._resume and (any(complete.values()) or "summary.json" in there):
-            raise self._refused(
+            raise self._place.refused(
                 "it holds the copy of an earlier run, which would be overwritten",
                 "Add --resume (Run: resume=True) to continue that run, or name another place for the copy",
             )
         if any(complete.values()):
-            theirs, ours = _facts(identity), _facts(_content(self._directory / _IDENTITY))
+            theirs, ours = facts_of(identity), facts_of(_content(self._directory / _IDENTITY))
             if theirs.get("recipe") != self._recipe:
                 name = theirs.get("recipe", "a script that nothing names")
-                raise self._refused(
+                raise self._place.refused(
                     f"it holds a run of {name}, and this is {self._recipe}", "Name another place for the copy"
                 )
             if CheckpointStore(here).names() and theirs.get("id") != ours.get("id"):
-                raise self._refused(
+                raise self._place.refused(
                     f"it holds the copy of another run than {self._directory}", "Name another place for the copy"
                 )
-        self._take(before=(_content(self._directory / _TOKEN) or b"").decode(errors="replace"))
-        self._claimed = self._resume = True  # From now on, what is there is this run's.
+        self._writer.take(before=(_content(self._directory / _TOKEN) or b"").decode(errors="replace"))
+        self._resume = True  # From now on, what is there is this run's.
         files.write_text(self._directory / _TOKEN, self._token)
-
-    def _take(self, *, before: str) -> None:
-        """Writes who copies to the place.
-
-        Args:
-            before: As whom this directory's last process did. That one has ended, because the directory was unlocked.
-        """
-        found = self._read(_WRITER)
-        if found is None:
-            try:
-                self._create(_WRITER, self._beat())
-                return
-            except FileExistsError:  # Two runs begin.
-                found = self._read(_WRITER)
-        token = _facts(found).get("token")
-        if found is not None and token not in (before, self._token):
-            self._wait_for_silence(found)
-            self._replaced = token
-        self._pipe(_WRITER, self._beat())
-        self._check_ours()
-
-    def _wait_for_silence(self, found: bytes) -> None:
-        """Waits until it is sure that another process no longer copies to the place.
-
-        Raises:
-            RunDirectoryError: It does.
-        """
-        who = _who(found)
-        _LOG.info(
-            "%s was copying to %s: waiting %.0f s to see whether it still runs", who, self._shown, self._times.silence
-        )
-        ends = time.monotonic() + self._times.silence
-        while time.monotonic() < ends:
-            time.sleep(min(self._times.look, self._times.beat / 4))
-            now = self._read(_WRITER)
-            if now is None:
-                return
-            if now != found:
-                raise self._refused(
-                    f"{_who(now)} copies its run there", "Wait for that run to end, or name another place for the copy"
-                )
-
-    def _check_ours(self) -> None:
-        found = self._read(_WRITER)
-        token = _facts(found).get("token", self._token)
-        if found and token == self._replaced:
-            # It was stopped between a look and a beat, and goes on now. It will see whose the place is.
-            self._pipe(_WRITER, self._beat())
-        elif found and token != self._token:
-            raise _TakenOver(f"{_who(found)} copies its run there now")
-
-    def _tell(self) -> None:
-        """Says again and again that this process runs."""
-        while True:
-            time.sleep(self._times.beat)
-            with self._beating, contextlib.suppress(Exception):  # The other thread warns.
-                if self._claimed:
-                    self._check_ours()
-                    self._pipe(_WRITER, self._beat())
-
-    def _beat(self) -> bytes:
-        facts = {"token": self._token, "host": socket.gethostname(), "process": os.getppid(), "at": time.time()}
-        return json.dumps(facts).encode()
-
-    def _release(self) -> None:
-        with self._beating:
-            if self._claimed:
-                self._claimed = False
-                self._check_ours()
-                with contextlib.suppress(FileNotFoundError):
-                    self._store.rm_file(self._place(_WRITER))
 
     # From the place to the disk.
 
     def _bring(self) -> None:
         """Brings each part's newest complete checkpoint that is newer than the disk's, and what belongs to it."""
-        there = self._look()
+        there = self._place.names()
         ahead = {
             folder: [name for name in names if order(name) > _newest(self._directory / folder)]
             for folder, names in _complete(there).items()
         }
         if not any(ahead.values()):
             return
-        _LOG.info("Taking the run from its copy in %s", self._shown)
+        _LOG.info("Taking the run from its copy in %s", self._place.shown)
         for relative in sorted(there):
             parts = relative.split("/")
-            plain = not any(part.startswith(".") or not part for part in parts) and relative != _WRITER
+            plain = not any(part.startswith(".") or not part for part in parts) and relative != WRITER
             if plain and not parts[0].startswith("checkpoints"):
                 path = self._directory.joinpath(*parts)
                 files.make_directory(path.parent)
@@ -435,8 +341,7 @@ class Copier:
                 if damage is None:
                     break
                 _LOG.warning("The copy's checkpoint %s is damaged (%s); trying the one before it", name, damage)
-                with contextlib.suppress(FileNotFoundError):
-                    self._store.rm_file(self._place(f"{folder}/{name}/{MANIFEST}"))
+                self._place.remove(f"{folder}/{name}/{MANIFEST}")
 
     def _get_checkpoint(self, relative: str, into: pathlib.Path) -> None:
         for name in (MANIFEST, ARRAYS):
@@ -444,84 +349,10 @@ class Copier:
 
     def _get(self, relative: str, path: pathlib.Path) -> None:
         self._patiently(
-            lambda: self._store.get_file(self._place(relative), str(path)),
+            functools.partial(self._place.get, relative, path),
             seconds=self._times.patience,
             longest=math.inf,
         )
-
-    # The place.
-
-    def _opened(self) -> tuple[Any, str]:
-        import fsspec
-        from fsspec.registry import known_implementations
-
-        scheme = self._url.partition("://")[0] if "://" in self._url else "file"
-        more = {"auto_mkdir": True} if scheme in ("file", "local") else {}
-        try:
-            # Of its own: what another user of the library has listed before may be old.
-            return fsspec.url_to_fs(self._url, use_listings_cache=False, skip_instance_cache=True, **more)
-        except ImportError as error:
-            known = known_implementations.get(scheme, {})
-            driver = str(known.get("class", "")).partition(".")[0]
-            extra = {"s3fs": "s3", "gcsfs": "gcs"}.get(driver)
-            wanted = f'"tf-strategy-toolkit[{extra}]"' if extra else driver
-            found, remedy = f"what reads and writes {scheme}:// isn't installed", f"Install it: pip install {wanted}"
-            if not wanted or driver == "fsspec":  # The library's own code needs another package, which it names.
-                found, remedy = f"{found} ({known.get('err', error)})", "Install that package with pip"
-            raise self._refused(found, remedy) from error
-        except ValueError as error:
-            raise self._refused(
-                f"fsspec knows no {scheme}:// ({_words(error)})",
-                "Name a place such as s3://bucket/mine or file:///mnt/mine",
-            ) from error
-        except Exception as error:  # Google's driver looks for credentials at once.
-            raise self._unusable(error) from error
-
-    def _place(self, relative: str) -> str:
-        return f"{self._root.rstrip('/')}/{relative}"
-
-    def _look(self) -> set[str]:
-        """Returns the names of all files there."""
-        self._store.invalidate_cache()
-        prefix = self._place("")
-        try:
-            return {path[len(prefix) :] for path in self._store.find(self._root) if path.startswith(prefix)}
-        except FileNotFoundError:
-            return set()
-
-    def _read(self, relative: str) -> bytes | None:
-        try:
-            return self._store.cat_file(self._place(relative))
-        except FileNotFoundError:
-            return None
-
-    def _create(self, relative: str, content: bytes) -> None:
-        try:
-            self._store.pipe_file(self._place(relative), content, mode="create")
-        except (TypeError, NotImplementedError) as error:  # A driver that can't create what isn't there yet.
-            if self._store.exists(self._place(relative)):
-                raise FileExistsError from error
-            self._pipe(relative, content)
-
-    def _pipe(self, relative: str, content: bytes) -> None:
-        if self._on_disk:
-            path = pathlib.Path(self._place(relative))
-            files.make_directory(path.parent)
-            with files.replacing(path) as aside:
-                aside.write_bytes(content)
-                files.sync(aside)
-        else:
-            self._store.pipe_file(self._place(relative), content)
-
-    def _put(self, path: pathlib.Path, relative: str) -> None:
-        if self._on_disk:  # Where a file that is being written would be seen.
-            target = pathlib.Path(self._place(relative))
-            files.make_directory(target.parent)
-            with files.replacing(target) as aside:
-                shutil.copyfile(path, aside)
-                files.sync(aside)
-        else:
-            self._store.put_file(str(path), self._place(relative))
 
     def _patiently(self, action: Callable[[], _Result], *, seconds: float, longest: float = 0.0) -> _Result:
         """Tries something until it succeeds, or for so long.
@@ -541,22 +372,6 @@ class Copier:
                 if time.monotonic() > ends:
                     raise
                 time.sleep(self._times.look)
-
-    def _masked(self, text: str) -> str:
-        return redaction.masked(text.replace(self._url, self._shown), os.environ)
-
-    def _refused(self, found: str, remedy: str) -> RunDirectoryError:
-        return RunDirectoryError(
-            asked=f"copy_to={self._shown} is where this run is copied", found=self._masked(found), remedy=remedy
-        )
-
-    def _unusable(self, error: Exception) -> RunDirectoryError:
-        if isinstance(error, RunDirectoryError):
-            return error
-        return self._refused(
-            f"it can't be used ({_words(error)})",
-            "Check its name, the network, and that this user may read and write there, or leave copy_to out",
-        )
 
 
 def _complete(there: set[str]) -> dict[str, list[str]]:
@@ -587,24 +402,6 @@ def _content(path: pathlib.Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
-
-
-def _facts(content: bytes | None) -> dict[str, Any]:
-    try:
-        found = json.loads(content or b"{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _who(content: bytes) -> str:
-    facts = _facts(content)
-    return f"process {facts.get('process', 'unknown')} on {facts.get('host', 'an unknown host')}"
-
-
-def _words(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def _within(action: Callable[[], _Result], *, seconds: float) -> _Result:

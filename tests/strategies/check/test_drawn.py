@@ -34,7 +34,7 @@ def check(model):
 
 
 @pytest.mark.slow
-@settings(parent=tried(8), derandomize=True)
+@settings(parent=tried(4), derandomize=True)
 @given(drawn.models)
 def test_drawn_models_have_one_devices_numbers(model):
     check(model)

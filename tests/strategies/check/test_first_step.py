@@ -2,6 +2,7 @@
 
 import logging
 
+import batteries
 import keras
 import numpy as np
 import pytest
@@ -84,10 +85,11 @@ def everything(check, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"steps_per_execution": 2}], ids=["one", "two steps a call"])
-def test_nothing_of_a_script_changes(settings, caplog):
+@pytest.mark.parametrize("steps_per_execution", batteries.rows([1, 2], 1))
+def test_nothing_of_a_script_changes(steps_per_execution, caplog):
     caplog.set_level(logging.INFO, "toolkit")
-    checked, unchecked = everything("first_step", **settings), everything("none", **settings)
+    at_once = {"steps_per_execution": steps_per_execution}
+    checked, unchecked = everything("first_step", **at_once), everything("none", **at_once)
     assert all(np.array_equal(*pair) for pair in zip(checked, unchecked, strict=True))
     said = [each.getMessage() for each in caplog.records if "is one device's" in each.getMessage()]
     assert [each.split(" is ")[0].rpartition(" ")[2] for each in said] == ["fit", "evaluate", "predict"]

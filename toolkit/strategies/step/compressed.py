@@ -24,7 +24,7 @@ from toolkit.strategies.step.gradients import Exchange, Gradients, sent_as, summ
 from toolkit.strategies.step.powersgd import PowerSGD
 from toolkit.strategies.step.sharded_optimizer import is_in_parts, make_in_scope
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
-from toolkit.strategies.step.trusted import is_elementwise
+from toolkit.strategies.step.trusted import check_elementwise
 from toolkit.strategies.variables import is_table, optimizers_of
 
 # `options.COMPRESSIONS`, but for "none".
@@ -200,28 +200,18 @@ def _make_memories(optimizer: Any, variables: Sequence) -> None:
     compression = compression_of(optimizer._distribution_strategy)
     if not variables or compression is None:
         return
-    _check(optimizer, compression)
+    check_elementwise(
+        optimizer,
+        asked=f"gradients compressed by {compression}",
+        found="its update may depend on the whole layer's gradient, of which a part comes later",
+        option="compression",
+    )
     memories = {
         optimizer._var_key(variable): make_in_scope(optimizer, functools.partial(_make, compression, variable, number))
         for number, variable in enumerate(variables)
         if _is_compressed(compression, variable)
     }
     object.__setattr__(optimizer, _ATTRIBUTE, memories)  # Keras would take them for the optimizer's own variables.
-
-
-def _check(optimizer: Any, compression: Compression) -> None:
-    """Checks that compression makes sense.
-
-    Raises:
-        StrategyError: It doesn't for this optimizer.
-    """
-    if not is_elementwise(optimizer):
-        raise StrategyError(
-            asked=f"gradients compressed by {compression}, with {type(optimizer).__name__}",
-            found="its update may depend on the whole layer's gradient, of which a part comes later",
-            remedy="Use another optimizer, such as SGD or AdamW, or leave compression out; if this one updates each "
-            "element by itself, set elementwise = True in its class",
-        )
 
 
 def check_smaller(model: keras.Model) -> None:

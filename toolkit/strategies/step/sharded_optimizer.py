@@ -9,14 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from toolkit.errors import StrategyError
 from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import REPLICATED, Among, Layout, is_of_whole, layout_of, replica_count
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives, overlap
 from toolkit.strategies.step.gradients import Exchange, mapped, rows_of_replicas, sent_as, values_of
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable, StandIn
-from toolkit.strategies.step.trusted import is_elementwise
+from toolkit.strategies.step.trusted import check_elementwise, is_elementwise
 from toolkit.strategies.upstream.wrapping import attach
 from toolkit.strategies.variables import is_table
 from toolkit.support.graphs import outside, same_everywhere
@@ -40,13 +39,12 @@ def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
     strategy = optimizer._distribution_strategy
     if options_of(strategy).optimizer_state == "replicated" or replica_count(strategy) == 1:
         return False
-    if not is_elementwise(optimizer):
-        raise StrategyError(
-            asked=f"optimizer_state='sharded' with {type(optimizer).__name__}",
-            found="its update of a weight may depend on the whole layer",
-            remedy="Use one that updates each element by itself, such as AdamW, or leave optimizer_state out; if this "
-            "one does, set elementwise = True in its class",
-        )
+    check_elementwise(
+        optimizer,
+        asked="optimizer_state='sharded'",
+        found="its update of a weight may depend on the whole layer",
+        option="optimizer_state",
+    )
     # Averages may become everyone's weights at the next step. The slots of a table in parts would take whole gradients
     # in the place of rows, and an exchange of the whole table: more memory and time than they save.
     return isinstance(variable, keras.Variable) and name != "average" and not is_table(variable)

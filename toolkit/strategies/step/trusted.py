@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from toolkit.errors import StrategyError
 from toolkit.strategies.step.rows import Graph, Rows
 from toolkit.strategies.upstream import private
 from toolkit.support.graphs import outside
@@ -282,6 +283,27 @@ def is_elementwise(optimizer: Any) -> bool:
         if changed - {"get_config", "from_config"}:
             return False
     return False
+
+
+def check_elementwise(optimizer: Any, *, asked: str, found: str, option: str) -> None:
+    """Checks that an optimizer updates each element by itself.
+
+    Args:
+        optimizer: A Keras optimizer.
+        asked: What needs that.
+        found: What goes wrong otherwise.
+        option: The argument that asks for it.
+
+    Raises:
+        StrategyError: It doesn't, or isn't known to.
+    """
+    if not is_elementwise(optimizer):
+        raise StrategyError(
+            asked=f"{asked} with {type(optimizer).__name__}",
+            found=found,
+            remedy=f"Use one that updates each element by itself, such as AdamW, or leave {option} out; if this one "
+            "does, set elementwise = True in its class",
+        )
 
 
 # What a layer, loss or metric of Keras's holds.
