@@ -125,7 +125,7 @@ FAULTS = (
         _STEP + "share.py",
         "return share.weight * this_step.count",
         "return tf.ones([], tf.float64)",
-        (_LOSSES, _OWN),
+        (_LOGS, _OWN),
     ),
     Fault(
         "the gradient of gathered rows isn't divided by the weight",
@@ -147,13 +147,6 @@ FAULTS = (
         "whole = collectives.all_reduce(tf.math.multiply_no_nan(exact, tf.sign(own) if of.is_sum else own))",
         "whole = collectives.all_reduce(tf.math.multiply_no_nan(exact, own))",
         (_LOGS,),
-    ),
-    Fault(
-        "an unknown value of a step's logs is taken as it is",
-        _STEP + "train_step.py",
-        "return MEAN if known.is_alike and scalar else known",
-        "return known",
-        (_OWN, _LOGS),
     ),
     Fault(
         "a draw's offset is left out",

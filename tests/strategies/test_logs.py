@@ -43,11 +43,23 @@ class Own(keras.Model):
         return {"loss": loss, "own": self.log(y, p)}
 
 
-def returned(strategy, name):
+class Tracking(Own):
+    """Keeps a batch's mean in a metric, as Keras's guides do: the metric counts batches."""
+
+    def __init__(self, log):
+        super().__init__(log)
+        self.tracker = keras.metrics.Mean("own")
+
+    def train_step(self, data):
+        self.tracker.update_state(super().train_step(data)["own"])
+        return {"own": self.tracker.result()}
+
+
+def returned(strategy, name, kind=Own):
     """Returns what the steps of an epoch return, whose last batch has an odd number of examples."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        model = Own(LOGS[name])
+        model = kind(LOGS[name])
         model.compile(keras.optimizers.SGD(0.1))
     found = []
     kept = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: found.append(np.asarray(logs["own"])))
@@ -66,3 +78,10 @@ def test_a_value_that_a_step_returns_is_the_whole_batchs(four_devices, name):
     for mine, theirs in zip(many, one, strict=True):
         assert mine.dtype == theirs.dtype
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_mean_that_a_metric_keeps_is_the_whole_batchs(four_devices):
+    one = returned(tf.distribute.get_strategy(), "a mean", Tracking)
+    many = returned(strategies.create("mirrored", devices=four_devices[:3]), "a mean", Tracking)
+    np.testing.assert_allclose(many, one, rtol=1e-6)

@@ -25,9 +25,8 @@ from toolkit.strategies.parameter_servers.variables import LocalScope, Variables
 from toolkit.strategies.parameter_servers.worker_step import WorkerStep, tracing
 from toolkit.strategies.step.draws import Draws
 from toolkit.strategies.step.moments import normalises_batch
-from toolkit.strategies.step.rows import Of, Rows
+from toolkit.strategies.step.rows import ALIKE, Of, Rows
 from toolkit.strategies.step.share import Share, entered
-from toolkit.strategies.step.train_step import kind_of_log
 from toolkit.strategies.step.trial import shown
 from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support.graphs import assigns_others, derives_from, outside
@@ -101,7 +100,7 @@ class Rounds:
             ):
                 returned = functions.as_they_are(model.train_step(batch))
                 logs = reports(returned)
-            kinds = [kind_of_log(*each, found.logs) for each in enumerate(keras.tree.flatten(returned))]
+            kinds = [found.logs.get(number, ALIKE) for number in range(len(keras.tree.flatten(returned)))]
             self.kinds = functions.in_one_dict(keras.tree.pack_sequence_as(returned, kinds))
             if of_python:
                 self.note("it needs the gradient of a tf.py_function")

@@ -31,7 +31,7 @@ from toolkit.strategies.step.exchange_schedule import is_local_step
 from toolkit.strategies.step.local_steps import count_rows
 from toolkit.strategies.step.moments import has_own, normalisations, normalises_batch, statistics_of, weigh_moments
 from toolkit.strategies.step.replicas import alike
-from toolkit.strategies.step.rows import ALIKE, MEAN, Rows
+from toolkit.strategies.step.rows import ALIKE, Rows
 from toolkit.strategies.step.share import Share, entered, keep_losses_apart
 from toolkit.strategies.step.trial import Found, Result, Tries, batch_of_any_size, results_noted
 from toolkit.strategies.step.view import View, rows_stay_together
@@ -208,26 +208,13 @@ def _of_all_replicas(
             whole = results[id(result.metric)][result.place]
         elif (result is not None and is_whole(result.metric)) or (view is not None and tf.is_tensor(leaf)):
             whole = tf.identity(leaf)
-        elif share is not None and not (kind := kind_of_log(number, leaf, of)).is_alike:
+        elif share is not None and not (kind := of.get(number, ALIKE)).is_alike:
             whole = share.of_all(leaf, kind)
         else:
             return leaf
         return alike(whole)
 
     return keras.tree.pack_sequence_as(logs, [of_all(*pair) for pair in enumerate(leaves)])
-
-
-def kind_of_log(number: int, leaf: Any, of: Mapping[int, Rows]) -> Rows:
-    """Returns what a value of a step's logs is, where it is no metric's result.
-
-    Args:
-        number: Its place among the leaves of what the step has returned.
-        leaf: The value.
-        of: What a trial has found them to be; a floating scalar of which nothing is known is a mean.
-    """
-    known = of.get(number, ALIKE)
-    scalar = tf.is_tensor(leaf) and leaf.dtype.is_floating and leaf.shape.rank == 0
-    return MEAN if known.is_alike and scalar else known
 
 
 def _results(metrics: list[keras.Metric]) -> dict[int, list]:
