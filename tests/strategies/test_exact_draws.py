@@ -70,9 +70,7 @@ class Distributions(keras.layers.Layer):
             keras.random.randint((n, 3), 0, 9, dtype="int64", seed=seed),
             keras.ops.transpose(keras.random.randint((5, n), 0, 9, seed=seed)),
             keras.ops.reshape(keras.random.uniform((n * 3, 3), seed=seed), (-1, 9)),
-            keras.random.gamma((n,), keras.ops.exp(x[:, 0]), seed=seed)[:, None],
             keras.random.binomial((n, 2), 3.0, 0.4, seed=seed),
-            keras.random.beta((n, 1), 0.4, 0.7, seed=seed),
             keras.random.categorical(x[:, :4], 2, seed=seed),
             keras.random.normal((n, 3), seed=7),
             tf.random.stateless_poisson([n, 2], [1, 2], 3.0),
@@ -81,8 +79,26 @@ class Distributions(keras.layers.Layer):
         return keras.ops.concatenate([keras.ops.cast(each, x.dtype) for each in drawn], 1)
 
 
+class Gammas(keras.layers.Layer):
+    """Draws that are tried again until they fit, so that a step with them sees the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(4)
+
+    def call(self, x):
+        n, x = keras.ops.shape(x)[0], keras.ops.convert_to_tensor(x)
+        gamma = keras.random.gamma((n,), keras.ops.exp(x[:, 0]), seed=self.seed)[:, None]
+        beta, plain = keras.random.beta((n, 1), 0.4, 0.7, seed=self.seed), keras.random.normal((n, 3), seed=self.seed)
+        return keras.ops.concatenate([x, gamma, beta, plain], 1)
+
+
 def distributions(kind):
     return (7,), [Distributions()]
+
+
+def gammas(kind):
+    return (7,), [Gammas()]
 
 
 def data_of(shape, kind="float32"):
@@ -115,6 +131,7 @@ LONG = pytest.mark.long
     ("layers", "kind", "count"),
     [
         (distributions, "float32", 3),
+        (gammas, "float32", 3),
         pytest.param(distributions, "float32", 2, marks=LONG),
         *(
             pytest.param(layers, kind, count, marks=[] if (layers, kind, count) == (pictures, "float32", 3) else LONG)
