@@ -1,6 +1,6 @@
 """Networks whose every sum is exact in float64, so that any order of adding gives the same bits.
 
-    python exact_arithmetic.py STRATEGY REPLICAS OUT.npz WAY
+    python exact_arithmetic.py OUT.npz WAY    as one of two workers
 
 Weights, data and rates are small multiples of powers of two, layers have no roots and no exponentials, and each batch
 and each share has a power of two of examples. One step fits into the 53 bits of a float64: each step more than doubles
@@ -72,7 +72,28 @@ def conv(**more):
     return model
 
 
-NETWORKS = {"dense": (dense, (64,)), "conv": (conv, (4, 4, 1))}
+class Running(L.Layer):
+    """Adds what stands before a row in the batch."""
+
+    def call(self, x):
+        return x + tf.cumsum(x, 0) / BATCH
+
+
+def ordered(**more):
+    """Where the place of a row in the batch counts: in what is drawn for it, and in what is computed of it."""
+    layers = [
+        L.Dense(16, "relu", kernel_initializer=Eighths(1)),
+        L.Dropout(0.5, seed=3),
+        Running(),
+        L.Dense(2, kernel_initializer=Eighths(3)),
+    ]
+    model = keras.Sequential([keras.Input((64,)), *layers])
+    model.compile(keras.optimizers.SGD(1 / 8), "mse", **more)
+    return model
+
+
+IN_ANY_ORDER = {"dense": (dense, (64,)), "conv": (conv, (4, 4, 1))}
+NETWORKS = {**IN_ANY_ORDER, "ordered": (ordered, (64,))}
 
 
 def trained(strategy, name, order=None, **more):
@@ -95,9 +116,9 @@ def trained(strategy, name, order=None, **more):
 
 
 def main():
-    kind, replicas, out, way = sys.argv[1:]
-    devices = toolkit.devices.configure(gpus=1 if kind == "multi_worker" else int(replicas), emulate="always")
-    strategy = toolkit.strategies.create(kind, devices=devices.logical_devices, **WAYS[way])
+    out, way = sys.argv[1:]
+    devices = toolkit.devices.configure(gpus=1, emulate="always")
+    strategy = toolkit.strategies.create("multi_worker", devices=devices.logical_devices, **WAYS[way])
     seen = {name: trained(strategy, name) for name in NETWORKS}
     own = pathlib.Path(out).with_suffix(f".{os.getpid()}.npz")
     np.savez(own, **seen)

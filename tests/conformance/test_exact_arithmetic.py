@@ -21,7 +21,7 @@ def one_device(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", exact.NETWORKS)
+@pytest.mark.parametrize("name", exact.IN_ANY_ORDER)
 def test_the_order_of_a_batch_changes_no_bit(name):
     order = np.random.default_rng(1).permutation(exact.BATCH)
     assert np.array_equal(exact.trained(tf.distribute.get_strategy(), name, order), one_device(name))
@@ -47,7 +47,7 @@ def test_ways_to_compile_have_one_devices_bits(four_devices, how):
 @pytest.mark.parametrize("way", batteries.rows(exact.WAYS, "sharded weights"))
 def test_workers_have_one_devices_bits(tmp_path, way):
     outs = [tmp_path / f"{number}.npz" for number in range(2)]
-    given = [["multi_worker", "2", str(out), way] for out in outs]
+    given = [[str(out), way] for out in outs]
     with processes.group([SCRIPT], given, tmp_path, cluster=True) as run:
         run.succeed(limit=600)
     for out in outs:

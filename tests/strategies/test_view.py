@@ -59,7 +59,6 @@ def test_a_step_is_one_devices(four_devices, of, count):
     np.testing.assert_allclose(many, one, atol=5e-6)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_mean_over_rows_is_left_to_each_replica_and_what_else_travels_is_said(four_devices, caplog):
     caplog.set_level(logging.INFO)
