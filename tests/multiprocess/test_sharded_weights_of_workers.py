@@ -28,6 +28,8 @@ def test_two_workers_have_one_devices_numbers(tmp_path, cases):
         seen.append([dict(np.load(out)) for out, *_ in outs])
     (alone,), (chief, worker) = seen
     assert {key.rpartition("/")[0] for key in alone} == set(cases)
+    for each in (chief, worker):  # No gradient needs the first layer's weights.
+        assert each["gathers"].tolist() == [3, 2], "weights are gathered for the forward pass, and again for gradients"
     for key, array in alone.items():
         np.testing.assert_array_equal(chief[key], worker[key], err_msg=f"{key}: workers differ")
         np.testing.assert_allclose(chief[key], array, rtol=1e-10, atol=1e-10, err_msg=key)

@@ -201,18 +201,6 @@ def step_graph(model, x, y):
     return graphs[-1]
 
 
-def needed_by(operation):
-    """All operations that must have run before one, by its inputs or by what it waits for."""
-    found, waiting = {}, [operation]
-    while waiting:
-        each = waiting.pop()
-        for other in [*(tensor.op for tensor in each.inputs), *each.control_inputs]:
-            if other not in found:
-                found[other] = None
-                waiting.append(other)
-    return found
-
-
 @pytest.mark.slow
 def test_a_weight_is_gathered_when_its_layers_input_is_there_and_again_for_its_gradient(four_devices):
     """And no operation of the backward pass keeps what the forward pass has gathered, or made of it."""
@@ -226,17 +214,17 @@ def test_a_weight_is_gathered_when_its_layers_input_is_there_and_again_for_its_g
     assert len(gathers) == 2 * (3 + 3 - 1), "on each replica; no gradient needs the first layer's weights"
     activations = [each for each in operations if each.type == "Tanh"]
     gradients = [each for each in operations if each.type == "TanhGrad"]
-    forward = [each for each in gathers if not any(gradient in needed_by(each) for gradient in gradients)]
+    forward = [each for each in gathers if not any(gradient in program.needed_by(each) for gradient in gradients)]
     assert len(forward) == 2 * 3
     for gather in forward:
         made, products = [gather], 0
         while made:
             for reader in (each for tensor in made.pop().outputs for each in tensor.consumers()):
-                assert not any(gradient in needed_by(reader) for gradient in gradients), reader.name
+                assert not any(gradient in program.needed_by(reader) for gradient in gradients), reader.name
                 made += [reader] if reader.type in ("Reshape", "IdentityN", "Transpose", "Identity") else []
                 products += reader.type in ("MatMul", "BatchMatMulV2")
         assert products == 1
-    waiting = [sum(each in needed_by(gather) for each in activations) for gather in forward]
+    waiting = [sum(each in program.needed_by(gather) for each in activations) for gather in forward]
     assert sorted(waiting) == [0, 0, 2, 2, 4, 4]  # Both replicas' inputs, as both hand out their shards.
 
 

@@ -35,9 +35,8 @@ class Gathers:
 
     Args:
         graph: The graph.
-        keeps: Whether the backward pass reads what the forward pass has gathered. Between processes it does: TensorFlow
-            runs their collectives in the order in which they were made, and a second gather comes after all of the
-            backward pass.
+        keeps: Whether the backward pass reads what the forward pass has gathered. With NCCL it does: its collectives
+            run in the order in which they were made, and a second gather is made after all of the backward pass.
 
     Attributes:
         gradients: This replica's gradients of whole weights, before they are exchanged.

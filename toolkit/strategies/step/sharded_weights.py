@@ -89,7 +89,7 @@ class ShardedWeight(ReplicaShardedVariable):
             with tf.control_dependencies(this_step.waits):
                 whole = _gathered(self, tf.identity(shard), dtype)
             if this_step.gathers is not None:
-                this_step.gathers.add(whole, lambda shard: self.gather(tf.cast(shard, dtype)), shard)
+                this_step.gathers.add(whole, lambda shard: self.gather_anywhere(tf.cast(shard, dtype)), shard)
             return whole
 
 
@@ -107,7 +107,7 @@ def _gathered(variable: ShardedWeight, shard: tf.Tensor, dtype: tf.DType) -> tf.
     @tf.custom_gradient
     def gather(shard: tf.Tensor) -> tuple:
         with private.stop_recording():
-            whole = variable.gather(tf.cast(shard, dtype))
+            whole = variable.gather_anywhere(tf.cast(shard, dtype))
         return whole, lambda upstream: _scattered(variable, upstream)
 
     return gather(shard)
