@@ -154,6 +154,19 @@ def lora():
     return model
 
 
+def int8():
+    """Layers of 8 bits with LoRA weights, behind a frozen table."""
+    given = keras.Input((6,), dtype="int32")
+    low = [L.Dense(80, activation="tanh"), L.EinsumDense("abc,cd->abd", (6, 60), activation="tanh")]
+    x = L.Embedding(300, 32, trainable=False)(given)
+    for each in low:
+        x = each(x)
+    for each in low:
+        each.quantize("int8")
+        each.enable_lora(8)
+    return keras.Model(given, L.Dense(4)(L.Flatten()(x)))
+
+
 def again():
     """Layers that are computed again in the backward pass."""
     with keras.RematScope(mode="full"):
@@ -174,6 +187,7 @@ MODELS = {
     "lstm": (lstm, SERIES),
     "odd": (odd, VECTORS),
     "lora": (lora, VECTORS),
+    "int8": (int8, WORDS),
     "again": (again, VECTORS),
     "words": (words, WORDS),
     "own": (Own, VECTORS),

@@ -13,7 +13,7 @@ SCRIPT = pathlib.Path(__file__).with_name("sharded_weights.py")
 @pytest.mark.parametrize(
     "cases",
     [
-        ["dense/adamw", "lstm/sgd", "clipped/sgd"],
+        ["dense/adamw", "lstm/sgd", "clipped/sgd", "lora/each"],
         pytest.param(["conv/adamw", "vit/adamw", "own/sgd", "gan/adamw", "words/adamw"], marks=pytest.mark.long),
     ],
     ids=lambda cases: cases[0],
@@ -32,4 +32,5 @@ def test_two_workers_have_one_devices_numbers(tmp_path, cases):
         assert each["gathers"].tolist() == [3, 2], "weights are gathered for the forward pass, and again for gradients"
     for key, array in alone.items():
         np.testing.assert_array_equal(chief[key], worker[key], err_msg=f"{key}: workers differ")
-        np.testing.assert_allclose(chief[key], array, rtol=1e-10, atol=1e-10, err_msg=key)
+        tolerance = 1e-5 if key.startswith("lora") else 1e-10  # Keras makes LoRA weights in float32.
+        np.testing.assert_allclose(chief[key], array, rtol=tolerance, atol=tolerance, err_msg=key)
