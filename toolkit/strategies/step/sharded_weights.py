@@ -243,6 +243,7 @@ def track(original: Callable, layer: Any, variable: Any) -> None:
     strategy = tf.distribute.get_strategy()
     if is_cut and shards_weights(strategy) and tf.distribute.in_cross_replica_context():
         replaced.LAYER.answer(weights=call_layer)
+        # `add_weight` makes each variable itself, of one class, and by then the layer and its tracker hold the object.
         variable.__class__ = ShardedWeight
         variable._lay_out(tuple(variable.shape), _LAYOUT)
         if variable._value is not None:  # Else Keras has it made later.
