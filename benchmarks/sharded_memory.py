@@ -7,7 +7,7 @@ process, by `get_memory_info` of TensorFlow's allocator, which all replicas of a
 replicas together, activations included, of which so few examples have next to none. With --workers each replica is a
 process on loopback, and the figures are the sum of theirs. Targets: with four replicas fully sharded weights peak at
 0.35 of replicated ones, and sharded optimizer state never above them. With --lora the blocks are frozen, and what is
-trained are LoRA weights: with --width=1200 a base of 104 million weights, whose target with four replicas is 0.4.
+trained are LoRA weights: with --width=1200 a base of 107 million weights, whose target with four replicas is 0.4.
 """
 
 import itertools

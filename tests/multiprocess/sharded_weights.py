@@ -14,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import toolkit
+from toolkit.strategies.mesh import Among
+from toolkit.strategies.step import collectives
 
 L = keras.layers
 RANDOM = np.random.default_rng(0)
@@ -271,6 +273,17 @@ def gathers(strategy):
     return len(kept) - len(again), len(again)
 
 
+def gathered(strategy, dtype):
+    """All workers' shards of seven elements, 0 to 6 of the first and 1 to 7 of the second, as numbers."""
+
+    def gather():
+        first = tf.distribute.get_replica_context().replica_id_in_sync_group
+        shard = tf.cast(tf.range(7) + first, dtype)
+        return tf.cast(collectives.gather_anywhere(shard, among=Among.GROUP), tf.float64)
+
+    return tf.function(lambda: strategy.run(gather))().numpy()
+
+
 def needed_by(operation):
     """All operations that must have run before one, by its inputs or by what it waits for."""
     found, waiting = {}, [operation]
@@ -289,6 +302,9 @@ def main():
     seen = {f"{case}/{key}": value for case in cases for key, value in found(*trained(strategy, case)).items()}
     if "TF_CONFIG" in os.environ:
         seen["gathers"] = gathers(strategy)
+        seen |= {
+            f"of {dtype.name}": gathered(strategy, dtype) for dtype in (tf.int8, tf.float16, tf.bfloat16, tf.float64)
+        }
     np.savez(out, **seen)
 
 
