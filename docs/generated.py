@@ -170,9 +170,18 @@ def events():
 def features():
     """docs/features.csv, by groups."""
     rows = rows_of(HERE / "features.csv")
-    columns = ("mirrored", "run", "xla", "workers", "xla_workers", "in_turn", "rounds", "free")
+    columns = ("mirrored", "sharded", "run", "xla", "workers", "xla_workers", "in_turn", "rounds", "free")
     served = ("servers in turn", "servers, rounds", "servers, free")
-    headings = ("", "mirrored", "mirrored, in a `Run`", "mirrored, XLA", "workers", "workers, XLA", *served)
+    headings = (
+        "",
+        "mirrored",
+        "mirrored, weights in shards",
+        "mirrored, in a `Run`",
+        "mirrored, XLA",
+        "workers",
+        "workers, XLA",
+        *served,
+    )
     parts = []
     for group in dict.fromkeys(row["group"] for row in rows):
         own = [row for row in rows if row["group"] == group]

@@ -119,7 +119,7 @@ LISTS = {
     "replicated_64": (FIRST, 64, {}),
     "own_statistics_8": (SMALL, 8, {"batch_statistics": "replica"}),
     "in_16_bits_8": (SMALL, 8, exchanged(dtype="bfloat16")),
-    "powersgd_8": (SMALL, 8, exchanged(compression="powersgd")),
+    "powersgd_8": ({each: SMALL[each] for each in ("small", "pictures")}, 8, exchanged(compression="powersgd")),
     "sharded_state_8": (SMALL, 8, {"optimizer_state": "sharded"}),
     "sharded_weights_8": (SMALL, 8, {"weights": "sharded"}),
     "sharded_weights_64_by_8": (FIRST, 64, {"weights": "sharded", "shards": 8}),

@@ -2,9 +2,10 @@
 
     python features.py STRATEGY REPLICAS OUT.json [FEATURE ...]
 
-STRATEGY is one of `create`'s names, one of SERVED, "run": mirrored, with each `fit` in a `Run`, or one of XLA, with
-`jit_compile=True` in each `compile`. A feature is a function, whose name docs/features.csv has. It returns numbers
-that are to be one device's; an exception is written down.
+STRATEGY is one of `create`'s names, one of SERVED, "run": mirrored, with each `fit` in a `Run`, one of XLA, with
+`jit_compile=True` in each `compile`, or "sharded": mirrored, with weights in shards, small ones too. A feature is a
+function, whose name docs/features.csv has. It returns numbers that are to be one device's; an exception is written
+down.
 """
 
 import json
@@ -20,6 +21,7 @@ from keras import layers, ops
 from keras.src.trainers.trainer import Trainer
 
 import toolkit
+from toolkit.strategies.step import sharded_weights
 from toolkit.support.graphs import outside
 
 BATCH, EXAMPLES = 20, 103  # The last batch has 3.
@@ -1146,8 +1148,12 @@ def make(kind, replicas):
     if kind in SERVED:
         options = toolkit.strategies.ParameterServerOptions(**SERVED[kind])
         return toolkit.strategies.create("auto", parameter_server=options)
+    more = {}
+    if kind == "sharded":
+        sharded_weights.SMALLEST = 1
+        kind, more = "mirrored", {"weights": "sharded"}
     devices = toolkit.devices.configure(gpus=1 if kind == "multi_worker" else replicas, emulate="always")
-    return toolkit.strategies.create(kind, devices=devices.logical_devices)
+    return toolkit.strategies.create(kind, devices=devices.logical_devices, **more)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 SCRIPT = pathlib.Path(__file__).with_name("features.py")
 TABLE = processes.ROOT / "docs" / "features.csv"
 ROWS = list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
-COLUMNS = {"mirrored": "mirrored", "run": "run", "xla": "xla", "workers": "multi_worker"}
+COLUMNS = {"mirrored": "mirrored", "sharded": "sharded", "run": "run", "xla": "xla", "workers": "multi_worker"}
 COLUMNS |= {"xla_workers": "xla_workers"}
 COLUMNS |= {served: served for served in ("in_turn", "rounds", "free")}
 TRIED = [row["name"] for row in ROWS if row["one_device"] != "not tried"]

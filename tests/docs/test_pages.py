@@ -108,7 +108,7 @@ def test_the_first_page_is_short():
 
 def test_the_first_page_counts_the_cells_of_the_table():
     rows = list(csv.DictReader((ROOT / "docs/features.csv").read_text(encoding="utf-8").splitlines()))
-    columns = ("mirrored", "run", "xla", "workers", "xla_workers", "in_turn", "rounds", "free")
+    columns = ("mirrored", "sharded", "run", "xla", "workers", "xla_workers", "in_turn", "rounds", "free")
     counts = collections.Counter(row[column].partition(":")[0] for row in rows for column in columns)
     same, works, refused = (counts[word] for word in ("same numbers", "works", "refused"))
     said = (

@@ -2,7 +2,8 @@
 
 python sharded_weights.py OUT.npz WEIGHTS CASE ...
 
-A CASE is a model and an optimizer, such as vit/adamw. All is in float64, where rounding doesn't hide a mistake.
+A CASE is a model and an optimizer, such as vit/adamw. All is in float64, where rounding doesn't hide a mistake. Of
+several workers, OUT.npz also says how often a step gathers.
 """
 
 import os
@@ -13,6 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 import toolkit
+from toolkit.strategies.mesh import Among
+from toolkit.strategies.step import collectives
 
 L = keras.layers
 RANDOM = np.random.default_rng(0)
@@ -153,6 +156,19 @@ def lora():
     return model
 
 
+def int8():
+    """Layers of 8 bits with LoRA weights, behind a frozen table."""
+    given = keras.Input((6,), dtype="int32")
+    low = [L.Dense(80, activation="tanh"), L.EinsumDense("abc,cd->abd", (6, 60), activation="tanh")]
+    x = L.Embedding(300, 32, trainable=False)(given)
+    for each in low:
+        x = each(x)
+    for each in low:
+        each.quantize("int8")
+        each.enable_lora(8)
+    return keras.Model(given, L.Dense(4)(L.Flatten()(x)))
+
+
 def again():
     """Layers that are computed again in the backward pass."""
     with keras.RematScope(mode="full"):
@@ -173,6 +189,7 @@ MODELS = {
     "lstm": (lstm, SERIES),
     "odd": (odd, VECTORS),
     "lora": (lora, VECTORS),
+    "int8": (int8, WORDS),
     "again": (again, VECTORS),
     "words": (words, WORDS),
     "own": (Own, VECTORS),
@@ -236,12 +253,59 @@ def found(model, seen, after):
     return {f"{number:03}": np.asarray(each) for number, each in enumerate((np.array(seen), *after, *weights))}
 
 
+def gathers(strategy):
+    """Of a step that trains three layers: how many gathers come before any gradient is computed, and how many after."""
+    graphs = []
+
+    class Noting(L.Layer):
+        def call(self, x):
+            graphs.append(tf.compat.v1.get_default_graph())
+            return x
+
+    with strategy.scope():
+        layers = [L.Dense(64, activation="tanh") for _ in range(3)]
+        model = keras.Sequential([keras.Input((64,)), *layers, Noting()])
+        model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
+    model.fit(np.ones((8, 64)), np.ones((8, 64)), batch_size=8, verbose=0)
+    operations = graphs[-1].get_operations()
+    kept = [each for each in operations if each.type == "CollectiveGather"]
+    again = [each for each in kept if any(other.type == "TanhGrad" for other in needed_by(each))]
+    return len(kept) - len(again), len(again)
+
+
+def gathered(strategy, dtype):
+    """All workers' shards of seven elements, 0 to 6 of the first and 1 to 7 of the second, as numbers."""
+
+    def gather():
+        first = tf.distribute.get_replica_context().replica_id_in_sync_group
+        shard = tf.cast(tf.range(7) + first, dtype)
+        return tf.cast(collectives.gather_anywhere(shard, among=Among.GROUP), tf.float64)
+
+    return tf.function(lambda: strategy.run(gather))().numpy()
+
+
+def needed_by(operation):
+    """All operations that must have run before one, by its inputs or by what it waits for."""
+    found, waiting = {}, [operation]
+    while waiting:
+        each = waiting.pop()
+        for other in [*(tensor.op for tensor in each.inputs), *each.control_inputs]:
+            if other not in found:
+                found[other] = None
+                waiting.append(other)
+    return found
+
+
 def main():
     out, weights, *cases = sys.argv[1:]
     strategy = toolkit.strategies.create("auto", **({"weights": weights} if "TF_CONFIG" in os.environ else {}))
-    np.savez(
-        out, **{f"{case}/{key}": value for case in cases for key, value in found(*trained(strategy, case)).items()}
-    )
+    seen = {f"{case}/{key}": value for case in cases for key, value in found(*trained(strategy, case)).items()}
+    if "TF_CONFIG" in os.environ:
+        seen["gathers"] = gathers(strategy)
+        seen |= {
+            f"of {dtype.name}": gathered(strategy, dtype) for dtype in (tf.int8, tf.float16, tf.bfloat16, tf.float64)
+        }
+    np.savez(out, **seen)
 
 
 if __name__ == "__main__":

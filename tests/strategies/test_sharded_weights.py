@@ -41,9 +41,10 @@ def same(case, found, tolerance=1e-10):
         np.testing.assert_allclose(found[key], value, rtol=tolerance, atol=tolerance, err_msg=f"{case} {key}")
 
 
-HARDEST = ("lstm/sgd", "own/adamw", "gan/adamw")
-CASES = [f"{model}/{optimizer}" for model in program.MODELS for optimizer in ("sgd", "adamw") if model != "lora"]
-CASES += [f"dense/{optimizer}" for optimizer in ("each", "accumulating", "lamb")] + ["lora/each"]
+HARDEST = ("lstm/sgd", "own/adamw", "gan/adamw", "int8/each")
+FROZEN = ("lora", "int8")
+CASES = [f"{each}/{optimizer}" for each in program.MODELS if each not in FROZEN for optimizer in ("sgd", "adamw")]
+CASES += [f"dense/{optimizer}" for optimizer in ("each", "accumulating", "lamb")] + ["lora/each", "int8/each"]
 
 
 @pytest.mark.slow
@@ -51,8 +52,13 @@ CASES += [f"dense/{optimizer}" for optimizer in ("each", "accumulating", "lamb")
 def test_a_model_has_one_devices_numbers(four_devices, case):
     model, seen, after = program.trained(create(four_devices[:2]), case)
     assert len(seen) == 20
-    assert any(layout_of(each).used_whole for each in model.trainable_variables)
-    same(case, program.found(model, seen, after), 1e-5 if case.startswith("lora") else 1e-10)
+    if case.startswith("int8"):
+        largest = [max(layer.weights, key=lambda each: np.prod(each.shape)) for layer in model.layers[1:4]]
+        assert all(layout_of(each).used_whole for each in largest)
+        assert [each.shards[0].dtype for each in largest] == [tf.float64, tf.int8, tf.int8]
+    else:
+        assert any(layout_of(each).used_whole for each in model.trainable_variables)
+    same(case, program.found(model, seen, after), 1e-5 if case.startswith(FROZEN) else 1e-10)
 
 
 @pytest.mark.slow
@@ -201,18 +207,6 @@ def step_graph(model, x, y):
     return graphs[-1]
 
 
-def needed_by(operation):
-    """All operations that must have run before one, by its inputs or by what it waits for."""
-    found, waiting = {}, [operation]
-    while waiting:
-        each = waiting.pop()
-        for other in [*(tensor.op for tensor in each.inputs), *each.control_inputs]:
-            if other not in found:
-                found[other] = None
-                waiting.append(other)
-    return found
-
-
 @pytest.mark.slow
 def test_a_weight_is_gathered_when_its_layers_input_is_there_and_again_for_its_gradient(four_devices):
     """And no operation of the backward pass keeps what the forward pass has gathered, or made of it."""
@@ -226,18 +220,32 @@ def test_a_weight_is_gathered_when_its_layers_input_is_there_and_again_for_its_g
     assert len(gathers) == 2 * (3 + 3 - 1), "on each replica; no gradient needs the first layer's weights"
     activations = [each for each in operations if each.type == "Tanh"]
     gradients = [each for each in operations if each.type == "TanhGrad"]
-    forward = [each for each in gathers if not any(gradient in needed_by(each) for gradient in gradients)]
+    forward = [each for each in gathers if not any(gradient in program.needed_by(each) for gradient in gradients)]
     assert len(forward) == 2 * 3
     for gather in forward:
         made, products = [gather], 0
         while made:
             for reader in (each for tensor in made.pop().outputs for each in tensor.consumers()):
-                assert not any(gradient in needed_by(reader) for gradient in gradients), reader.name
+                assert not any(gradient in program.needed_by(reader) for gradient in gradients), reader.name
                 made += [reader] if reader.type in ("Reshape", "IdentityN", "Transpose", "Identity") else []
                 products += reader.type in ("MatMul", "BatchMatMulV2")
         assert products == 1
-    waiting = [sum(each in needed_by(gather) for each in activations) for gather in forward]
+    waiting = [sum(each in program.needed_by(gather) for each in activations) for gather in forward]
     assert sorted(waiting) == [0, 0, 2, 2, 4, 4]  # Both replicas' inputs, as both hand out their shards.
+
+
+@pytest.mark.slow
+def test_weights_of_8_bits_are_gathered_as_they_are_and_again_for_gradients(four_devices):
+    with create(four_devices[:2]).scope():
+        layers = [keras.layers.Dense(64, activation="tanh") for _ in range(3)]
+        model = keras.Sequential([keras.Input((64,)), *layers])
+        for layer in layers:
+            layer.quantize("int8")
+        graph = step_graph(model, np.ones((8, 64), "float32"), np.ones((8, 64), "float32"))
+    gathers = [each for each in graph.get_operations() if each.type == "Pack" and each.outputs[0].shape == (2, 2048)]
+    assert {each.outputs[0].dtype for each in gathers} == {tf.int8}
+    again = [each for each in gathers if any(other.type == "TanhGrad" for other in program.needed_by(each))]
+    assert (len(gathers) - len(again), len(again)) == (2 * 3, 2 * 2)
 
 
 def small(strategy):
@@ -274,6 +282,48 @@ def test_a_run_goes_on_with_as_many_replicas_with_others_and_with_replicated_wei
         for mine, theirs, ones in zip(part(tmp_path / name, strategy, 4), whole, alone, strict=True):
             np.testing.assert_allclose(mine, ones, rtol=1e-5, atol=1e-6, err_msg=name)
             assert name != "same" or np.array_equal(mine, theirs)
+
+
+@pytest.mark.slow
+def test_weights_are_swapped_with_their_averages(four_devices):
+    def trained(strategy):
+        model = small(strategy)
+        swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        given = {"batch_size": 8, "epochs": 3, "verbose": 0, "shuffle": False, "callbacks": [swap]}
+        model.fit(program.VECTORS.astype("float32"), program.LABELS, **given)
+        return model.get_weights()
+
+    for mine, ones in zip(trained(create(four_devices)), trained(tf.distribute.get_strategy()), strict=True):
+        np.testing.assert_allclose(mine, ones, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_optimizer_in_a_branch_takes_whole_gradients(four_devices):
+    class Sometimes(keras.Model):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=data[1], y_pred=self(data[0], training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+
+            def apply():
+                self.optimizer.apply(gradients, self.trainable_variables)
+                return 0
+
+            tf.cond(tf.linalg.global_norm(gradients) > 0.05, apply, lambda: 0)
+            return {"loss": loss}
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            given = keras.Input((48,))
+            model = Sometimes(given, keras.layers.Dense(4)(keras.layers.Dense(64, activation="tanh")(given)))
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=False)
+        model.fit(program.VECTORS.astype("float32"), program.LABELS, batch_size=8, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    for mine, ones in zip(trained(create(four_devices[:2])), trained(tf.distribute.get_strategy()), strict=True):
+        np.testing.assert_allclose(mine, ones, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -26,8 +26,9 @@ from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.step.local_steps import agree
 from toolkit.strategies.step.moments import may_differ
+from toolkit.strategies.step.sharded_optimizer import by_shard
 from toolkit.strategies.step.sharded_variable import drop_snapshots, snapshots_of, take_snapshots
-from toolkit.strategies.upstream.wrapping import extend, instead
+from toolkit.strategies.upstream.wrapping import attach, extend, instead
 from toolkit.strategies.variables import variables_of
 
 
@@ -88,6 +89,11 @@ def set_model(original: Callable, callbacks: Any, model: Any) -> None:
         original(callbacks, model)
 
 
+def _by_shard(original: Callable, callback: Any, optimizer: Any) -> None:
+    with by_shard():
+        original(callback, optimizer)
+
+
 class FitCallbacks(keras.callbacks.CallbackList):
     """The callbacks of one call of `fit`, `evaluate` or `predict` under a strategy of ours."""
 
@@ -106,6 +112,10 @@ class FitCallbacks(keras.callbacks.CallbackList):
             self._dispatching.replace_functions(model)
         if self._shared and model.built and any_in_shards(model.variables):
             _check_frequencies(self.callbacks, "the layers are sharded over processes, and gathered at its end")
+        if ours and options_of(strategy).weights == "sharded":
+            for each in self.callbacks:
+                if isinstance(each, keras.callbacks.SwapEMAWeights):  # It sets what variables hold: their shards.
+                    attach(each, _tf_swap_variables=_by_shard, _tf_finalize_ema_values=_by_shard)
         if self._shared and options_of(strategy).weights == "sharded":
             _check_frequencies(self.callbacks, "weights are sharded over processes, and gathered at its end")
         if self._shared and options_of(strategy).optimizer_state == "sharded":

@@ -70,6 +70,37 @@ def all_gather(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> 
     return _exchanged(x, among, dtype, _gather, _scatter)
 
 
+def gather_anywhere(x: tf.Tensor, *, among: Among) -> tf.Tensor:
+    """Returns what `all_gather` does, with no place in the order of a graph's exchanges, and without a gradient.
+
+    TensorFlow lets the collectives of a graph run in the order in which they were made, but for those of its first
+    kind: `AutomaticControlDependencies` leaves them out. These know shapes and keys when they are traced. NCCL needs
+    the order.
+
+    Args:
+        x: Of a shape that is known, and of any dtype.
+        among: Which replicas exchange.
+    """
+    _, count = replica_id_and_count(among)
+    if count == 1 or _is_one_process() or communication_of(tf.distribute.get_strategy()) == "nccl":
+        return _gather(x, among, None)
+    check_piece()
+    members, place = this_step.members[among]
+    sent = x if x.dtype in (tf.float32, tf.float64, tf.int32, tf.int64) else _as_words(x)
+    size = sent.shape.num_elements()
+    got = tf.raw_ops.CollectiveGather(
+        input=tf.reshape(sent, [-1]),
+        group_size=count,
+        group_key=_group_key(among, members),
+        instance_key=_numbered("CollectiveGather", sent.dtype, members[place], size) % _KEY_LIMIT,
+        shape=[count * size],
+        timeout_seconds=_TIMEOUT,
+    )
+    if sent.dtype != x.dtype:
+        got = tf.reshape(tf.bitcast(tf.reshape(got, [count, size]), x.dtype), [count, -1])[:, : x.shape.num_elements()]
+    return tf.reshape(got, [count, *x.shape])
+
+
 def reduce_scatter(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
     """Sends row r to replica r, and returns the sum of what each sent here: [replicas, n, ...] to [n, ...]."""
     return _exchanged(x, among, dtype, _scatter, _gather)
@@ -265,6 +296,7 @@ def _collective(operation: Callable, x: tf.Tensor, among: Among) -> tf.Tensor:
 
 # Far from TensorFlow's keys, which count from 1, and from one another: for all, for the first group, for a shard.
 _KEYS = {Among.ALL: 1_000_007, Among.GROUP: 1_100_000, Among.PEERS: 1_200_000}
+_KEY_LIMIT = 2**31 - 1
 _TIMEOUT = 0.0  # Seconds. TensorFlow's own heartbeat ends a collective whose peer is lost.
 
 
@@ -305,17 +337,33 @@ def _call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int
     strategy, replica_id = tf.distribute.get_strategy(), members[place]
     nccl = communication_of(strategy) == "nccl"
     in_process = len(strategy.extended.worker_devices)
-    kind = zlib.crc32(f"{operation.__name__} {x.dtype.name}".encode())
-    number = (next(_places(replica_id)) * 1_000_003 + kind) % (2**31 - 1) * 1_000_003 + tf.size(x, tf.int64)
+    number = _numbered(operation.__name__, x.dtype, replica_id, tf.size(x, tf.int64))
     return operation(
         input=x,
         group_size=len(members),
-        group_key=_KEYS[among if len(members) < replica_count() else Among.ALL] + members[0],
-        instance_key=tf.cast(tf.math.floormod(number, 2**31 - 1), tf.int32),
+        group_key=_group_key(among, members),
+        instance_key=tf.cast(tf.math.floormod(number, _KEY_LIMIT), tf.int32),
         ordering_token=[ordering_token(strategy, replica_id % in_process)] if nccl else [],
         communication_hint="nccl" if nccl else "auto",
         timeout_seconds=_TIMEOUT,
     )
+
+
+def _group_key(among: Among, members: Sequence[int]) -> int:
+    return _KEYS[among if len(members) < replica_count() else Among.ALL] + members[0]
+
+
+def _numbered(operation: str, dtype: tf.DType, replica_id: int, size: Any) -> Any:
+    """Returns what a replica's next call is known by, a number as `size` is one."""
+    kind = zlib.crc32(f"{operation} {dtype.name}".encode())
+    return (next(_places(replica_id)) * 1_000_003 + kind) % _KEY_LIMIT * 1_000_003 + size
+
+
+def _as_words(x: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor's bytes as elements of 32 bits, which every collective accepts."""
+    each = tf.int32.size // x.dtype.size
+    flat = tf.reshape(x, [-1])
+    return tf.bitcast(tf.reshape(tf.pad(flat, [[0, -flat.shape[0] % each]]), [-1, each]), tf.int32)
 
 
 def _places(replica_id: int) -> Iterator[int]:

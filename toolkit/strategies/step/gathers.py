@@ -35,9 +35,8 @@ class Gathers:
 
     Args:
         graph: The graph.
-        keeps: Whether the backward pass reads what the forward pass has gathered. Between processes it does: TensorFlow
-            runs their collectives in the order in which they were made, and a second gather comes after all of the
-            backward pass.
+        keeps: Whether the backward pass reads what the forward pass has gathered. With NCCL it does: its collectives
+            run in the order in which they were made, and a second gather is made after all of the backward pass.
 
     Attributes:
         gradients: This replica's gradients of whole weights, before they are exchanged.
@@ -91,15 +90,31 @@ class Gathers:
         ]
         if not readers:
             return
-        first, _, read = min(readers, key=lambda reader: reader[0]._id)
-        upstream = [each for each in first.inputs if each.op._id > before and each is not read]
+        upstream = _upstream(min((op for op, *_ in readers), key=lambda op: op._id), before)
         if not upstream:  # Nothing to wait for.
             return
-        with tf.control_dependencies(upstream[:1]):
+        with tf.control_dependencies(upstream):
             later = tf.identity(gather.shard)
         copies = {id(gather.whole): gather.make(later)}
         for op, place, tensor in readers:
-            op._update_input(place, _copy(tensor, copies, upstream[:1]))
+            op._update_input(place, _copy(tensor, copies, upstream))
+
+
+def _upstream(first: tf.Operation, before: int) -> list[tf.Tensor]:
+    """Returns the gradient with which a backward pass first computes something of a weight; [] if it has none.
+
+    The first reader may only cast or scale the weight, as where it has 8 bits. What was made before that reader can't
+    need it, so waiting makes no circle.
+    """
+    waiting, seen = [first], {first}
+    for each in waiting:
+        for given in each.inputs:
+            if before < given.op._id < first._id:
+                return [given]
+        further = dict.fromkeys(consumer for tensor in each.outputs for consumer in tensor.consumers())
+        waiting += [consumer for consumer in further if consumer not in seen]
+        seen.update(further)
+    return []
 
 
 def _made_of(whole: tf.Tensor, before: int) -> list[tf.Tensor]:

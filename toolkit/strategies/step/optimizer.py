@@ -149,7 +149,7 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
     if share is not None and share.in_branch:
         check_branch(optimizer, grads, variables, provenance)
         stack.enter_context(counting_alone(optimizer))
-        return grads
+        return shards_of_alike(grads, variables, provenance.identical) if this_step.shards_weights else grads
     sent = Gradients(
         [of_first(each) if number in provenance.drawn else each for number, each in enumerate(grads)],
         variables,
@@ -160,7 +160,7 @@ def _of_all(optimizer: Any, grads: list, variables: Sequence, stack: contextlib.
     )
     later = exchanges.exchange(sent)
     if this_step.shards_weights:
-        sent.values = shards_of_alike(sent)
+        sent.values = shards_of_alike(sent.values, variables, sent.alike)
     if later:
         stack.enter_context(accumulation.exchanged_later(optimizer, [variables[number] for number in later]))
     return finite_alike(sent.values, variables, optimizer) if scales else sent.values

@@ -80,13 +80,13 @@ def _stateful_before(graph: tf.Graph) -> dict[tf.Operation, tf.Operation]:
     """Returns for each stateful operation, such as a variable's read, the one before it.
 
     When its function is traced, TensorFlow lets them run in the order in which they were made, by edges that aren't
-    there yet.
+    there yet. Collectives of the first kind (`collectives.gather_anywhere`) have none.
     """
     found, kinds, last = {}, dict[str, bool](), None
     for operation in graph.get_operations():
         kind = operation.type
         if kind not in kinds:
-            kinds[kind] = operation.op_def.is_stateful
+            kinds[kind] = operation.op_def.is_stateful and kind != "CollectiveGather"
         if kinds[kind]:
             if last is not None:
                 found[operation] = last

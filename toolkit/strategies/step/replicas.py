@@ -72,8 +72,9 @@ def _facts_of_graph(*, shards_weights: bool) -> dict[str, Any]:
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     if graph is None or not shards_weights:
         return {"graph": graph, "gathers": None}
-    in_one_process = isinstance(tf.distribute.get_strategy(), tf.distribute.MirroredStrategy)
-    return {"graph": graph, "gathers": Gathers(graph, keeps=not in_one_process)}
+    strategy = tf.distribute.get_strategy()
+    in_one_process = isinstance(strategy, tf.distribute.MirroredStrategy)
+    return {"graph": graph, "gathers": Gathers(graph, keeps=not (in_one_process or overlaps_exchanges(strategy)))}
 
 
 def _find_facts(strategy: tf.distribute.Strategy, options: Any, replica: int) -> dict[str, Any]:

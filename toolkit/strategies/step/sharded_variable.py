@@ -19,7 +19,7 @@ import tensorflow as tf
 from toolkit.errors import StrategyError
 from toolkit.strategies.mesh import Layout, mesh_of
 from toolkit.strategies.processes.agreement import process_index, processes
-from toolkit.strategies.step.collectives import all_gather, reduce_scatter, replica_id_and_count
+from toolkit.strategies.step.collectives import all_gather, gather_anywhere, reduce_scatter, replica_id_and_count
 
 _GROUP = 1_000_009  # Far from TensorFlow's keys, which count from 1.
 _PATIENCE = 120.0  # Seconds in which the other processes must read the same variable.
@@ -272,6 +272,10 @@ class ReplicaShardedVariable(ReadTogether):
     def gather(self, shard: tf.Tensor) -> tf.Tensor:
         """Returns, in a step, the whole of which each replica has a shard: of this variable, or of its gradient."""
         return self._joined(all_gather(shard, among=self.laid_out.among))
+
+    def gather_anywhere(self, shard: tf.Tensor) -> tf.Tensor:
+        """Returns what `gather` does, with no place in the order of the step's exchanges, and without a gradient."""
+        return self._joined(gather_anywhere(shard, among=self.laid_out.among))
 
     def scatter(self, whole: tf.Tensor, dtype: tf.DType | None) -> tf.Tensor:
         """Returns, in a step, this replica's shard of the sum of what each replica has whole, such as its gradient.

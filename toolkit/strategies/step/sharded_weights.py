@@ -13,7 +13,7 @@ longer than that, and its initial value is one device's. Outside of steps a weig
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,13 +26,13 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Layout, is_of_whole, layout_of
 from toolkit.strategies.options import options_of
 from toolkit.strategies.step import collectives
-from toolkit.strategies.step.gradients import Gradients, sent_as
+from toolkit.strategies.step.gradients import sent_as
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
 from toolkit.strategies.upstream import private, replaced
 from toolkit.strategies.variables import is_table
 
 _LOG = logging.getLogger(__name__)
-_SMALLEST = 2048  # Elements. An exchange of fewer takes longer than the memory is worth.
+SMALLEST = 2048  # Elements. An exchange of fewer takes longer than the memory is worth.
 _LAYOUT = Layout(axis=None, used_whole=True)
 _NOTED = "_toolkit_noted_shards"
 
@@ -89,7 +89,7 @@ class ShardedWeight(ReplicaShardedVariable):
             with tf.control_dependencies(this_step.waits):
                 whole = _gathered(self, tf.identity(shard), dtype)
             if this_step.gathers is not None:
-                this_step.gathers.add(whole, lambda shard: self.gather(tf.cast(shard, dtype)), shard)
+                this_step.gathers.add(whole, lambda shard: self.gather_anywhere(tf.cast(shard, dtype)), shard)
             return whole
 
 
@@ -107,7 +107,7 @@ def _gathered(variable: ShardedWeight, shard: tf.Tensor, dtype: tf.DType) -> tf.
     @tf.custom_gradient
     def gather(shard: tf.Tensor) -> tuple:
         with private.stop_recording():
-            whole = variable.gather(tf.cast(shard, dtype))
+            whole = variable.gather_anywhere(tf.cast(shard, dtype))
         return whole, lambda upstream: _scattered(variable, upstream)
 
     return gather(shard)
@@ -206,13 +206,19 @@ def check_untouched(gradients: Sequence, variables: Sequence) -> None:
             )
 
 
-def shards_of_alike(sent: Gradients) -> list:
-    """Returns exchanged gradients, with shards of what all have whole, such as what a step has clipped."""
+def shards_of_alike(gradients: Sequence, variables: Sequence, alike: Collection[int]) -> list:
+    """Returns exchanged gradients, with shards of what all have whole, such as what a step has clipped.
+
+    Args:
+        gradients: A tensor, `tf.IndexedSlices` or None for each variable.
+        variables: Keras variables.
+        alike: The numbers of those that all replicas have alike.
+    """
     return [
         variable.shard_of(tf.convert_to_tensor(gradient))
-        if number in sent.alike and gradient is not None and is_of_whole(gradient, variable)
+        if number in alike and gradient is not None and is_of_whole(gradient, variable)
         else gradient
-        for number, (gradient, variable) in enumerate(zip(sent.values, sent.variables, strict=True))
+        for number, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
     ]
 
 
@@ -232,10 +238,12 @@ def call_layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any
 
 def track(original: Callable, layer: Any, variable: Any) -> None:
     """Takes a weight that a layer has made, cut if it is one that replicas are to keep in shards."""
+    is_cut = _is_cut(variable, layer)  # Before a frozen layer says of all its weights that they aren't trained.
     original(layer, variable)
     strategy = tf.distribute.get_strategy()
-    if shards_weights(strategy) and _is_cut(variable) and tf.distribute.in_cross_replica_context():
+    if is_cut and shards_weights(strategy) and tf.distribute.in_cross_replica_context():
         replaced.LAYER.answer(weights=call_layer)
+        # `add_weight` makes each variable itself, of one class, and by then the layer and its tracker hold the object.
         variable.__class__ = ShardedWeight
         variable._lay_out(tuple(variable.shape), _LAYOUT)
         if variable._value is not None:  # Else Keras has it made later.
@@ -247,16 +255,22 @@ def shards_weights(strategy: Any) -> bool:
     return options_of(strategy).weights == "sharded" and mesh.mesh_of(strategy).shards > 1
 
 
-def _is_cut(variable: Any) -> bool:
-    """Whether replicas are to keep shards of a weight."""
+def _is_cut(variable: Any, layer: Any) -> bool:
+    """Whether replicas are to keep shards of a layer's weight.
+
+    What a layer makes as not trainable are statistics, which steps set, or 8 bits for each weight, or for two.
+    """
+    dtype = tf.as_dtype(variable._dtype)
+    quantized = not variable.trainable and dtype in (tf.int8, tf.uint8)
+    frozen = quantized or not layer.trainable
     return (
         type(variable) is keras.Variable
-        and variable.trainable
-        and tf.as_dtype(variable._dtype).is_floating
-        and int(np.prod(variable.shape)) >= _SMALLEST
+        and (quantized or (variable.trainable and dtype.is_floating))
+        and int(np.prod(variable.shape)) >= SMALLEST
         and variable.aggregation == "none"
         and not variable.overwrite_with_gradient
-        and not is_table(variable)  # Its whole gradient, and all its rows gathered, would take more memory.
+        # The whole gradient of a table, and all its rows gathered, would take more memory than its rows.
+        and (frozen or not is_table(variable))
     )
 
 
@@ -267,7 +281,7 @@ def note_shards(model: Any) -> None:
     object.__setattr__(model, _NOTED, True)
     count = mesh.mesh_of(model.distribute_strategy).shards
     cut = [each for each in model.weights if layout_of(each).used_whole]
-    whole = [each for each in model.weights if not layout_of(each).in_shards and int(np.prod(each.shape)) >= _SMALLEST]
+    whole = [each for each in model.weights if not layout_of(each).in_shards and int(np.prod(each.shape)) >= SMALLEST]
     total = sum(map(_bytes, model.weights))
     kept = sum(_bytes(each) // count for each in cut)
     _LOG.info(
