@@ -24,7 +24,7 @@ from toolkit.cluster import Cluster, Task, discover, parse
 from toolkit.cluster.discovery import read_file
 from toolkit.errors import RequestError
 from toolkit.launch import JobSpec
-from toolkit.launch.backends import slurm
+from toolkit.launch.backends import queued
 from toolkit.launch.record import Record
 from toolkit.observe import report
 from toolkit.training import Checkpoint, CheckpointStore
@@ -155,7 +155,7 @@ def test_a_slurm_job_is_read_back_as_it_was_asked_for(tmp_path, monkeypatch):
     logs = tmp_path / "logs of it's $(x) %t\n#SBATCH --exclusive"
     spec = JobSpec(command=("-m", "x", *TO_PROGRAMS), on="slurm", log_dir=str(logs), env=(f"A={TO_PROGRAMS[0]}",))
     with pytest.raises(RequestError, match="sbatch refused it: no"):
-        slurm.submit(spec, follow=True)
+        queued.submit(spec, follow=True)
     (record,) = logs.glob("*/job.json")
     assert Record(record.parent).job()["spec"] == spec
     assert stat.S_IMODE(record.stat().st_mode) == 0o600

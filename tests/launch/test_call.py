@@ -16,7 +16,7 @@ import pytest
 from toolkit import launch
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
 from toolkit.launch import jobs
-from toolkit.launch.backends import slurm
+from toolkit.launch.backends import queued
 from toolkit.launch.record import Record
 
 
@@ -276,7 +276,7 @@ def test_a_function_stays_for_a_slurm_job_that_runs_on(tmp_path, monkeypatch, nu
     def submit(spec, *, follow, record):
         raise JobStopped(number)
 
-    monkeypatch.setattr(slurm, "submit", submit)
+    monkeypatch.setattr(queued, "submit", submit)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         launch.Launcher(on="slurm", nodes=1).run(os.getpid)

@@ -17,7 +17,7 @@ import pytest
 from toolkit.cli.main import main
 from toolkit.errors import JobStopped, TaskFailed
 from toolkit.launch import Job, jobs
-from toolkit.launch.backends import slurm
+from toolkit.launch.queues.slurm import QUEUE as SLURM
 from toolkit.launch.record import Record
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -238,7 +238,7 @@ def test_jobs_of_slurm_on_a_machine_without_its_commands(user, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(user.folder / "state"))
     record = Record(user.folder / "logs" / "20260101-000000-abcd")
     record.directory.mkdir(parents=True)
-    jobs.add(record, slurm="4711")
+    jobs.add(record, queue="slurm", number="4711")
     user.environ["PATH"] = str(user.folder)
     said, code = user.run("jobs")
     assert (code, "on Slurm, Slurm 4711" in said) == (0, True), said
@@ -249,11 +249,11 @@ def test_jobs_of_slurm_on_a_machine_without_its_commands(user, monkeypatch):
 
 def test_a_slurm_job_that_somebody_stopped_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(jobs.controller, "reachable", lambda: True)
-    monkeypatch.setattr(slurm.controller, "job_state", lambda _: ("CANCELLED", 0))
+    monkeypatch.setattr(SLURM, "reachable", lambda: True)
+    monkeypatch.setattr(SLURM, "state", lambda _: ("CANCELLED", 0))
     record = Record(tmp_path / "20260101-000000-abcd")
     record.directory.mkdir()
-    entry = jobs.add(record, slurm="4711")
+    entry = jobs.add(record, queue="slurm", number="4711")
     record.end(JobStopped(15))
     with pytest.raises(JobStopped, match="Stopped by SIGTERM; all tasks have ended"):
         Job(entry).follow(lines=10)
@@ -261,22 +261,22 @@ def test_a_slurm_job_that_somebody_stopped_says_so(tmp_path, monkeypatch):
 
 def test_stop_does_not_wait_for_slurm_to_clean_up_a_node_that_is_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(jobs.controller, "reachable", lambda: True)
-    monkeypatch.setattr(jobs.controller, "stop", lambda _: None)
-    monkeypatch.setattr(jobs.controller, "job_state", lambda _: ("COMPLETING", 0))
+    monkeypatch.setattr(SLURM, "reachable", lambda: True)
+    monkeypatch.setattr(SLURM, "stop", lambda _: None)
+    monkeypatch.setattr(SLURM, "state", lambda _: ("COMPLETING", 0))
     record = Record(tmp_path / "launch-20260101-000000-abcd")
     record.directory.mkdir()
-    assert Job(jobs.add(record, slurm="4711")).stop() == "completing"
+    assert Job(jobs.add(record, queue="slurm", number="4711")).stop() == "completing"
 
 
 def test_what_a_job_that_never_began_has_written_is_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(jobs.controller, "reachable", lambda: True)
-    monkeypatch.setattr(jobs.controller, "job_state", lambda _: ("FAILED", 127))
+    monkeypatch.setattr(SLURM, "reachable", lambda: True)
+    monkeypatch.setattr(SLURM, "state", lambda _: ("FAILED", 127))
     record = Record(tmp_path / "20260101-000000-abcd")
     record.directory.mkdir()
     (record.directory / "job.log").write_text("/opt/python: No such file or directory\n")
-    jobs.add(record, slurm="4711")
+    jobs.add(record, queue="slurm", number="4711")
     with pytest.raises(SystemExit) as ended:
         main(["logs", record.id])
     assert (ended.value.code, capsys.readouterr().out) == (0, "/opt/python: No such file or directory\n")

@@ -13,7 +13,7 @@ from toolkit.support import goodput
 
 
 class Jobs:
-    """List the jobs that you launched from this machine: on it, by ssh or under Slurm. Those of this directory come
+    """List the jobs that you launched from this machine: on it, by ssh or in a queue. Those of this directory come
     first. In each list the newest is the last; a running job shows the process of each task.
 
     Watch a running job with `toolkit attach ID`, and end it with `toolkit stop ID`. A job is dead when its machine or
@@ -32,7 +32,8 @@ class Jobs:
         if given.json:
             found = [
                 {
-                    **{name: getattr(job, name) for name in ("id", "directory", "host", "slurm", "at", "started_in")},
+                    **{name: getattr(job, name) for name in ("id", "directory", "host", "number", "at", "started_in")},
+                    "queue": job.queue_name,
                     "state": job.state(),
                     "goodput": goodput.summary(goodput.of_events(job.record.new())),
                     "command": jobs.command(job),
@@ -180,7 +181,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _show(found: list[Entry], *, near: bool) -> None:
     rows = [("job", "state", "age", "goodput", "command")]
     for job in found:
-        state = job.state() + (f", Slurm {job.slurm}" if job.slurm else "")
+        state = job.state() + (f", {job.queue.name} {job.number}" if job.queue else "")
         where = "" if near else f"{job.started_in or job.directory}: "
         useful = goodput.summary(goodput.of_events(job.record.new()))
         share = f"{useful['share']:.0%}" if useful else ""

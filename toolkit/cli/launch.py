@@ -23,7 +23,7 @@ import textwrap
 from typing import Any
 
 from toolkit.cli.console import show_log
-from toolkit.launch import JobSpec, checks, dry_run, options, site, start
+from toolkit.launch import JobSpec, dry_run, options, queues, site, start
 
 # Flags that may be given without a value, and the value that they then have.
 OPTIONAL_VALUES = {"--help": "first", "-h": "first"}
@@ -31,7 +31,7 @@ _PAGES = {
     "first": ("how many tasks", "where", "what is shown", "how they run"),
     "more": ("more",),
     "ssh": ("ssh",),
-    "slurm": ("slurm",),
+    **dict.fromkeys(queues.names(), ("queue",)),
     "kubernetes": ("kubernetes",),
 }
 _WIDTH, _INDENT = 79, 28
@@ -47,9 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             settings |= {"action": "append", "default": []}
         else:
             settings["type"] = option.kind
-        parser.add_argument(f"--{option.name}", **settings)
-    for name in checks.SBATCH:  # By their own names, and by --sbatch=NAME=VALUE.
-        parser.add_argument(f"--{name}", dest=f"sbatch {name}")
+        programs = [queue.submits for queue in queues.every()] if option.name == "submit" else []
+        parser.add_argument(*(f"--{name}" for name in (option.name, *programs)), **settings)
+    for name in _own():  # By their own names, and by --sbatch=NAME=VALUE or --submit=NAME=VALUE.
+        parser.add_argument(f"--{name}", dest=f"submit {name}")
     parser.add_argument("--dry_run", action="store_true")
     parser.add_argument("--detach", action="store_true")
     parser.add_argument("-h", "--help", metavar="PAGE")
@@ -114,8 +115,8 @@ def _spec(given: argparse.Namespace) -> JobSpec:
     values = {option.name: getattr(given, option.name) for option in options()}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     values["show"] = tuple(name for names in given.show for name in names.split(","))
-    values["sbatch"] += tuple(
-        f"{name}={value}" for name in checks.SBATCH if (value := getattr(given, f"sbatch {name}")) is not None
+    values["submit"] += tuple(
+        f"{name}={value}" for name in _own() if (value := getattr(given, f"submit {name}")) is not None
     )
     values["env"] = tuple(_variable(text) for text in given.env)
     return JobSpec(command=_command(given), **site.with_defaults(values, options(), values["on"].partition(":")[0]))
@@ -126,6 +127,11 @@ def _command(given: argparse.Namespace) -> tuple[str, ...]:
     # A -- ends the REMAINDER of -m: argparse would assign the rest of the module's arguments to the next argument,
     # the script.
     return ("-m", *given.module, *given.script) if given.module is not None else tuple(script)
+
+
+def _own() -> list[str]:
+    """Returns the options of queues that are flags by their own names."""
+    return list(dict.fromkeys(name for queue in queues.every() for name in queue.own))
 
 
 def _variable(text: str) -> str:
@@ -139,8 +145,10 @@ def _help(page: str) -> str:
     rows = ["usage: toolkit launch [flags] (SCRIPT | -m MODULE) [arguments]", ""]
     if "first" in pages:
         rows += [(__doc__ or "").partition("\n\nEvery task")[0].strip(), ""]
-    for group in (group for name in pages for group in _PAGES[name]):
-        rows.append(f"{group}:" if group not in _PAGES else f"{group}:" if group == "more" else f"with --on={group}:")
+    for group in dict.fromkeys(group for name in pages for group in _PAGES[name]):
+        where = " or ".join(queues.names()) if group == "queue" else group
+        of_place = group in ("ssh", "queue", "kubernetes")
+        rows.append(f"with --on={where}:" if of_place else f"{group}:")
         for option in options():
             if option.group == group:
                 rows += _row(option)
@@ -150,7 +158,8 @@ def _help(page: str) -> str:
             rows += _entry("--dry_run", "print what would be done; start nothing")
         rows.append("")
     if pages == ["first"]:
-        rows.append("More pages: --help=more (timeouts and others), =ssh, =slurm, =kubernetes, =all.")
+        more = ", ".join(f"={name}" for name in [*_PAGES][2:])
+        rows.append(f"More pages: --help=more (timeouts and others), {more}, =all.")
     return "\n".join(rows).rstrip()
 
 

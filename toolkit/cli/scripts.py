@@ -47,7 +47,7 @@ class Init:
         """
         check_least(given, nodes=1, gpus_per_node=0)
         checks.single_lines(time=given.time)
-        checks.slurm_time(given.time, notice=_NOTICE)
+        checks.time_limit(given.time, notice=_NOTICE)
         folder = pathlib.Path(given.directory).expanduser()
         there = [name for name in _NAMES if (folder / name).exists()]
         if there and not given.force:

@@ -1,6 +1,6 @@
 """The rules for the values of a job; each raises a LaunchError with its own sentence.
 
-What sbatch and kubectl check themselves is left to them.
+What queues and kubectl check themselves is left to them.
 """
 
 import os
@@ -12,18 +12,10 @@ from typing import Any
 from toolkit.cluster import Task, split
 from toolkit.errors import ClusterError, LaunchError
 
-# Options of sbatch that mean the same for `toolkit launch` (https://slurm.schedmd.com/sbatch.html).
-SBATCH = (
-    *("qos", "constraint", "gres", "mem", "mem-per-cpu", "mem-per-gpu", "exclude", "nodelist", "reservation"),
-    *("mail-user", "mail-type", "licenses", "dependency", "begin", "comment", "nice", "hint", "wckey", "clusters"),
-)
-# Options of sbatch that the launcher sets itself.
-_SET_BY_LAUNCHER = (
-    *("nodes", "ntasks", "ntasks-per-node", "signal", "output", "error", "open-mode", "requeue", "no-requeue", "wrap"),
-)
-# As in sbatch --time: minutes, h:m:s, days-hours ...
-_SLURM_TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2})?")
+# As sbatch takes it: minutes, h:m:s, days-hours ...
+_TIME = re.compile(r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9}){0,2}|(:[0-9]{1,9}){1,2})?")
 _MOST, _MOST_HERE = 100_000, 1000  # The most tasks of a job, and on one machine.
+UNLIMITED = ("UNLIMITED", "INFINITE")  # Time limits that are none.
 EVERYBODY = ("all", "none")  # What --show takes instead of a task's name.
 _OWN = ("TF_CONFIG", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -69,15 +61,14 @@ def job(spec: Any) -> None:
         except ClusterError as error:
             raise LaunchError(asked=error.asked, found=error.found, remedy=error.remedy) from None
     require(
-        spec.place != "slurm" or (spec.cpus_per_task or "1").isdecimal(),
+        not spec.queued or (spec.cpus_per_task or "1").isdecimal(),
         f"--cpus_per_task={spec.cpus_per_task}",
         "that isn't a number of cores",
         "Give a whole number from 1",
     )
     single_lines(**{n: getattr(spec, n) for n in ("name", "partition", "account", "time", "cpus_per_task")})
-    _sbatch(spec.sbatch)
     if spec.time is not None:
-        slurm_time(spec.time, notice=spec.notice)
+        time_limit(spec.time, notice=spec.notice)
     _together(spec)
 
 
@@ -240,54 +231,35 @@ def single_lines(**texts: str | None) -> None:
         )
 
 
-def _sbatch(given: Sequence[str]) -> None:
-    """Checks that the options for sbatch aren't among those that the launcher sets."""
-    for text in given:
-        single_lines(sbatch=text)
-        name = text.removeprefix("--").partition("=")[0]
-        require(
-            name != "array",
-            f"--sbatch={text[:60]}",
-            "each element of an array would be this job once more, in the same directory",
-            "Launch once for each element",
-        )
-        require(
-            name not in _SET_BY_LAUNCHER,
-            f"--sbatch={text[:60]}",
-            "the launcher sets that one itself",
-            "Use the flag of `toolkit launch --help=slurm` for it",
-        )
-
-
-def slurm_time(text: str, *, notice: int) -> None:
-    """Checks that a time limit is one of sbatch's, and longer than the notice before it."""
-    if text.upper() in {"UNLIMITED", "INFINITE"}:
+def time_limit(text: str, *, notice: int) -> None:
+    """Checks that a time limit is one, as sbatch takes it, and longer than the notice before it."""
+    if text.upper() in UNLIMITED:
         return
     require(
-        bool(_SLURM_TIME.fullmatch(text)),
+        bool(_TIME.fullmatch(text)),
         f"--time={text}",
-        "sbatch takes no such time",
+        "that is no time",
         "Give minutes, such as 480, or hours:minutes:seconds, such as 8:00:00, or days-hours, such as 1-12",
     )
     require(
-        notice < _slurm_seconds(text),
+        notice < seconds(text),
         f"--time={text} with {notice} s of notice",
         "tasks would get the notice to end as soon as they begin",
         "Give more time or less notice",
     )
 
 
-def _slurm_seconds(time: str) -> int:
-    """Returns the seconds of a time in Slurm's format: minutes, minutes:seconds, h:m:s, days-hours, d-h:m, d-h:m:s."""
-    days, dash, rest = time.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
+def seconds(time: str) -> int:
+    """Returns the seconds of a time limit: minutes, minutes:seconds, h:m:s, days-hours, d-h:m, d-h:m:s."""
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
     if dash:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
+        hours, minutes, rest = [*parts, 0, 0][:3]
     elif len(parts) == 3:
-        hours, minutes, seconds = parts
+        hours, minutes, rest = parts
     else:
-        hours, (minutes, seconds) = 0, [*parts, 0][:2]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+        hours, (minutes, rest) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest
 
 
 def shown(names: Sequence[str], started: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "ended": ("record, agent", "task, pid, code; host, dismissed", "a task's process has ended; code as Popen has it"),
     "note": ("record, agent", "text", "something that a person should know"),
     "restart": ("record", "text, used, in_vain, reached", "the job failed, and is started again"),
-    "requeue": ("record", "", "Slurm is asked to queue the job again"),
+    "requeue": ("record", "", "the queue is asked to take the job again"),
     "stacks": ("record, agent", "text; tasks, or task", "where tasks are"),
     "waits": ("record", "task, pid, share", "the other tasks wait for this one, for that share of their time"),
     "spent": ("record", "attempt, seconds", "what an attempt has spent its time on so far, in seconds by kind"),

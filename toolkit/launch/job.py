@@ -1,4 +1,4 @@
-"""A started job, on this machine or under Slurm: finds, watches, queries and stops it."""
+"""A started job, on this machine or in a queue: finds, watches, queries and stops it."""
 
 import contextlib
 import itertools
@@ -11,8 +11,8 @@ from typing import Any
 
 from toolkit.cluster import Task
 from toolkit.errors import JobStopped, LaunchError, TaskFailed
-from toolkit.launch import controller, jobs
-from toolkit.launch.backends import slurm
+from toolkit.launch import jobs
+from toolkit.launch.backends import queued
 from toolkit.launch.checks import EVERYBODY
 from toolkit.launch.display import Display, visible_lines
 from toolkit.launch.events import Event, raise_ending
@@ -21,14 +21,14 @@ from toolkit.launch.record import Failure
 from toolkit.support import signals
 
 _SECONDS = 0.2  # Seconds between two checks of a job.
-_RARELY = 25  # With Slurm, every so many checks ask Slurm's controller, which all users share.
+_RARELY = 25  # With a queue, every so many checks ask the queue, which all users share.
 _ANSWER = 15.0  # Seconds in which a launcher answers.
 _LEAVING = 5.0  # Seconds that it may take to exit.
 _LATE = 3.0  # Seconds after which a launcher that is gone has written everything.
 
 
 class Job:
-    """A detached job on this machine, by ssh or under Slurm.
+    """A detached job on this machine, by ssh or in a queue.
 
     Args:
         found: Its id, the beginning of it, or its directory, as `toolkit attach` takes them; None for the newest that
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """Its state: "running", "done", "exit code 1", "stopped", "dead"; under Slurm also "pending" and the like."""
+        """Its state: "running", "done", "exit code 1", "stopped", "dead"; in a queue also "pending" and the like."""
         return self._entry.state()
 
     @property
@@ -83,7 +83,7 @@ class Job:
             TimeoutError: It hasn't ended by then. It goes on.
         """
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
-        looks, every = itertools.count(), _RARELY if self._entry.slurm else 1
+        looks, every = itertools.count(), _RARELY if self._entry.queue else 1
         while not (self._entry.over or (next(looks) % every == 0 and self.done())):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Job {self.id} hasn't ended within {timeout:g} s; it goes on.")
@@ -177,9 +177,9 @@ class Job:
             follower = Follower(self._entry.record, display)
             follower.catch_up(lines)
             try:
-                if self._entry.slurm:
-                    controller.check(self._entry.slurm)
-                    slurm.follow_job(self._entry.slurm, follower, display, received, cancels=False)
+                if queue := self._entry.queue:
+                    queue.check_reachable(self._entry.number)
+                    queued.follow_job(queue, self._entry.number, follower, display, received, cancels=False)
                     return
                 self._follow(follower, received)
             except JobStopped:
@@ -212,8 +212,8 @@ class Job:
             )
         record = job.record
         record.new()
-        if job.slurm:
-            controller.stacks(job.slurm)
+        if job.queue:
+            job.queue.ask_where(job.number)
         elif job.stopped:
             raise LaunchError(
                 asked=f"the stacks of job {self.id}",
@@ -243,15 +243,15 @@ class Job:
         self._check_here(f"`toolkit stop {self.id}`")
         job = self._entry
         if job.alive:
-            if job.slurm:
-                controller.stop(job.slurm)
+            if job.queue:
+                job.queue.stop(job.number)
             else:
                 with contextlib.suppress(ProcessLookupError):  # It ends by itself, or of the first signal.
                     os.kill(job.pid, signal.SIGTERM)
                     os.kill(job.pid, signal.SIGCONT)  # If another program has stopped it.
-        # Slurm may take hours over a node that is gone; the job's processes have ended by then.
+        # A queue may take hours over a node that is gone; the job's processes have ended by then.
         while job.alive and self.state != "completing":
-            time.sleep(_SECONDS * (_RARELY if job.slurm else 1))
+            time.sleep(_SECONDS * (_RARELY if job.queue else 1))
         return self.state
 
     def _events(self, *kinds: str) -> list[Event]:
@@ -292,8 +292,8 @@ class Job:
             time.sleep(_SECONDS)
 
     def _check_here(self, command: str) -> None:
-        if self._entry.slurm and not self._entry.over:
-            controller.check(self._entry.slurm)
+        if self._entry.queue and not self._entry.over:
+            self._entry.queue.check_reachable(self._entry.number)
         if self.state.startswith("on "):
             raise LaunchError(
                 asked=f"{command} asks its launcher",

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from toolkit.errors import LaunchError
-from toolkit.launch import controller
+from toolkit.launch import queues
 from toolkit.launch.record import PREFIX, Record
 from toolkit.support import files
 
@@ -35,11 +35,12 @@ class Entry:
         id: Its id.
         directory: Its own.
         host: The machine that its supervisor was started on.
-        pid: The supervisor's process id; 0 where Slurm has it.
+        pid: The supervisor's process id; 0 where a queue has it.
         started: When that process began, in seconds since 1970.
         boot: The id of the machine's boot.
         machine: The machine's own id: two may have the same name.
-        slurm: The number of its Slurm job; "" for none.
+        queue_name: The queue's, as `--on` takes it; "" for none.
+        number: Its number in its queue; "" for none.
         at: When it was started, in seconds since 1970.
     """
 
@@ -49,9 +50,15 @@ class Entry:
     pid: int
     started: float
     boot: str
-    slurm: str
+    number: str
     at: float
     machine: str = ""
+    queue_name: str = ""
+
+    @property
+    def queue(self) -> queues.Queue | None:
+        """The queue that has it; None for none."""
+        return queues.find(self.queue_name) if self.queue_name in queues.names() else None
 
     @property
     def record(self) -> Record:
@@ -110,19 +117,19 @@ class Entry:
     @property
     def elsewhere(self) -> bool:
         """Whether only another machine knows its state."""
-        return not controller.reachable() if self.slurm else not self.local
+        return not self.queue.reachable() if self.queue else not self.local
 
     @property
     def over(self) -> bool:
         """Whether it has certainly ended: its record says so, or its supervisor no longer runs on this machine."""
         if any(event["event"] == "end" for event in self.record.new()):
             return True
-        return not self.slurm and self.local and not self.runs
+        return not self.queue and self.local and not self.runs
 
     @property
     def alive(self) -> bool:
         """Whether it runs or is queued, as far as this machine can know."""
-        return self.state() in {"running", *(word.lower() for word in controller.ALIVE)}
+        return self.state() in {"running", *(word.lower() for word in (self.queue.alive if self.queue else ()))}
 
     def state(self) -> str:
         """Returns its state in a word or two: "running", "done", "exit code 1", "stopped", "dead", "PENDING" ..."""
@@ -130,22 +137,23 @@ class Entry:
         if end is not None and end["event"] == "end":
             return "done" if not end["code"] else "stopped" if end["stopped"] else f"exit code {end['code']}"
         if self.elsewhere:
-            return "on Slurm" if self.slurm else f"on {self.host}"
-        if self.slurm:
-            word = controller.job_state(self.slurm)[0]
-            return word.lower() if word in controller.ALIVE else f"dead ({word.lower()})"
+            return f"on {self.queue.name if self.queue else self.host}"
+        if self.queue:
+            word = self.queue.state(self.number)[0]
+            return word.lower() if word in self.queue.alive else f"dead ({word.lower()})"
         return "running" if self.runs else "dead"
 
 
-def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
+def add(record: Record, *, pid: int = 0, queue: str = "", number: str = "") -> Entry:
     """Adds a job that is being started, and removes those that are over before the last 50; returns its entry.
 
     Where the state directory can't be written, the job runs all the same, but `toolkit jobs` won't list it.
 
     Args:
         record: What it leaves.
-        pid: Its supervisor's process id; 0 where Slurm has it.
-        slurm: The number of its Slurm job.
+        pid: Its supervisor's process id; 0 where a queue has it.
+        queue: The queue's name, as `--on` takes it.
+        number: Its number there.
     """
     started = 0.0
     with contextlib.suppress(psutil.Error):
@@ -158,7 +166,8 @@ def add(record: Record, *, pid: int = 0, slurm: str = "") -> Entry:
         started=started,
         boot=_read(_BOOT),
         machine=_read(_MACHINE),
-        slurm=slurm,
+        number=number,
+        queue_name=queue,
         at=time.time(),
     )
     try:
@@ -179,7 +188,11 @@ def every() -> list[Entry]:
     found = []
     for path in _directory().glob("*.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(Entry(**json.loads(path.read_text(encoding="utf-8"))))
+            held = json.loads(path.read_text(encoding="utf-8"))
+            if "slurm" in held:  # Of a version that knew one queue only.
+                held["number"] = held.pop("slurm")
+                held["queue_name"] = "slurm" if held["number"] else ""
+            found.append(Entry(**held))
     return sorted(found, key=lambda job: (job.at, job.id))
 
 
@@ -187,8 +200,8 @@ def find(name: str | None, *, runs: bool = False) -> Entry:
     """Returns the job of this name.
 
     Args:
-        name: Its id or the beginning of it, its directory or the one above, or Slurm's number; None for the newest
-            that this user started in the present directory.
+        name: Its id or the beginning of it, its directory or the one above, or its number in a queue; None for the
+            newest that this user started in the present directory.
         runs: Of several in question, the newest that runs goes before.
 
     Raises:
@@ -206,7 +219,7 @@ def find(name: str | None, *, runs: bool = False) -> Entry:
             )
     else:
         same = [
-            job for job in known if name and (name in (job.id, job.slurm) or os.path.abspath(name) == job.directory)
+            job for job in known if name and (name in (job.id, job.number) or os.path.abspath(name) == job.directory)
         ]
         same = same or _in_directory(name)
     matching = [next((job for job in reversed(same) if runs and job.alive), same[-1])] if same else []
@@ -233,7 +246,7 @@ def _in_directory(name: str) -> list[Entry]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             held = json.loads(path.read_text(encoding="utf-8"))
             where = {"directory": str(path.parent.absolute()), "host": held["host"], "at": held["at"]}
-            found.append(Entry(id=held["id"], pid=0, started=0.0, boot="", slurm="", **where))
+            found.append(Entry(id=held["id"], pid=0, started=0.0, boot="", number="", **where))
     return sorted(found, key=lambda job: job.at)
 
 

@@ -85,14 +85,14 @@ class Launcher:
         record.keep_call(work)
         runs_on = False  # Set when this returns.
         try:
-            if spec.place != "slurm":
+            if not spec.queued:
                 jobs.add(record, pid=os.getpid())
             starting.run_to_end(spec, record)
             return functions.results(record)
         except TaskFailed as error:
             raise error from functions.cause(record)
         except JobStopped as error:
-            runs_on = spec.place == "slurm" and error.exit_code == _HANGUP
+            runs_on = spec.queued and error.exit_code == _HANGUP
             raise _stopped(error) from error
         finally:
             if not runs_on:  # Its tasks may still be about to read it.
@@ -151,7 +151,7 @@ class Launcher:
             raise LaunchError(
                 asked="a job is to be started on Kubernetes from Python",
                 found="`toolkit launch --on=kubernetes` prints a manifest for a script, and starts nothing itself",
-                remedy="Give its output to kubectl, or use ssh hosts or Slurm",
+                remedy="Give its output to kubectl, or use ssh hosts or a queue",
             )
         return spec
 

@@ -26,7 +26,7 @@ PREFIX = "launch-"  # The beginning of the directory's name, before the id.
 SNAPSHOT = "snapshot"  # The folder of the copied script, in the job's directory.
 _EVENTS, _FAILURE, _JOB = "events.jsonl", "failure.json", "job.json"
 _CALL, _RESULTS = "call.pkl", "results"
-# Output of Slurm's batch script, or of a detached supervisor.
+# Output of a queue's batch script, or of a detached supervisor.
 SCRIPT_LOG, LAUNCHER_LOG = "job.log", "launcher.log"
 
 
@@ -236,7 +236,7 @@ class Record:
         return events.Reader().events(whole)
 
     def beginnings(self) -> str:
-        """Returns the output of the program that starts the job: Slurm's batch script, or a detached supervisor."""
+        """Returns the output of the program that starts the job: a queue's batch script, or a detached supervisor."""
         found = []
         for name in (SCRIPT_LOG, LAUNCHER_LOG):
             with contextlib.suppress(OSError):

@@ -2,14 +2,14 @@
 
     [launch]                        # At every place.
     max_restarts = 2
-    [slurm]                         # With --on=slurm. Tables for ssh, local and kubernetes work in the same way.
+    [slurm]                         # With --on=slurm. Tables for other places work in the same way.
     partition = "gpu"
     setup = ["module load cuda"]
 
 It is looked for in the working directory, and then in ~/.config/toolkit ($XDG_CONFIG_HOME, where that is set). What the
 nearer file says goes before the other's, and what is asked for on the command line or in Python before both; of what
 may be repeated, all of it counts, but for what has the same name. What means nothing at a place is left out there.
-Under [slurm] options of sbatch may stand by their own names, such as mem = "64G".
+Under a queue's name options of the program that submits may stand by their own names, such as mem = "64G".
 """
 
 import os
@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.errors import LaunchError
-from toolkit.launch.checks import SBATCH
-from toolkit.launch.spec import PLACES, Option
+from toolkit.launch import queues
+from toolkit.launch.spec import PLACES, QUEUES, Option
 from toolkit.support.words import did_you_mean, nearest
 
 if sys.version_info >= (3, 11):
@@ -44,6 +44,9 @@ def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: 
     """
     known = {option.name: option for option in options if option.name != "on"}
     made = dict(given)
+    for queue in queues.every():
+        if queue.submits in made:
+            made["submit"] = made.pop(queue.submits)
     for path in _files():
         for table, values in _read(path).items():
             if not isinstance(values, Mapping):
@@ -51,8 +54,8 @@ def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: 
             if table not in ("launch", *PLACES):
                 raise _wrong(path, f"[{table}]", f"Name a table launch, {', '.join(PLACES)}")
             for name, value in values.items():
-                if table == "slurm" and name not in known and name.replace("_", "-") in SBATCH:
-                    name, value = "sbatch", [f"{name.replace('_', '-')}={value}"]  # noqa: PLW2901
+                if table in QUEUES and name not in known:
+                    name, value = _of_queue(queues.find(table), name, value)  # noqa: PLW2901
                 if name not in known:
                     meant = did_you_mean(nearest(name, known))
                     raise _wrong(path, f"{name} in [{table}]", f"{meant}`toolkit launch --help=all` lists them all")
@@ -68,6 +71,12 @@ def with_defaults(given: Mapping[str, Any], options: tuple[Option, ...], place: 
                 elif made.get(name, option.default) == option.default:
                     made[name] = typed
     return made
+
+
+def _of_queue(queue: queues.Queue, name: str, value: Any) -> tuple[str, Any]:
+    """Returns an option of the program that submits as one of a job; any other as it is."""
+    own = name.replace("_", "-")
+    return ("submit", [f"{own}={value}"]) if own in queue.own else ("submit" if name == queue.submits else name, value)
 
 
 def _files() -> list[pathlib.Path]:

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolkit.errors import LaunchError
-from toolkit.launch import checks
+from toolkit.launch import checks, queues
 from toolkit.launch.checks import require
 from toolkit.support import status
 
-PLACES = ("local", "ssh", "slurm", "kubernetes")
-SUPERVISED = ("local", "ssh", "slurm")  # The places where the toolkit's own launcher watches the tasks.
+QUEUES = queues.names()
+PLACES = ("local", "ssh", *QUEUES, "kubernetes")
+SUPERVISED = ("local", "ssh", *QUEUES)  # The places where the toolkit's own launcher watches the tasks.
 _HOST = re.compile(
     r"(?:[\w.+-]+@)?(?P<host>[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.%\w]+\])(?::(?P<tasks>\d{1,4}))?", re.ASCII
 )
@@ -107,7 +108,7 @@ class Host:
     """A machine on which a job's tasks run.
 
     Attributes:
-        name: What ssh takes: a name, an alias of the user's configuration, user@name; or a node of Slurm's.
+        name: What ssh takes: a name, an alias of the user's configuration, user@name; or a queue's node.
         tasks: How many tasks run there.
     """
 
@@ -160,14 +161,18 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
+def spread(tasks: int, hosts: int) -> list[int]:
+    """Returns how many tasks run on each host: an equal number, and one more on the first hosts."""
+    return [tasks // hosts + (number < tasks % hosts) for number in range(hosts)]
+
+
 _tasks = functools.partial(option, group="how many tasks")
 _where, _anywhere = functools.partial(option, group="where"), functools.partial(option, group="more")
 _shown = functools.partial(option, group="what is shown", places=SUPERVISED)
 _more, _local = functools.partial(_anywhere, places=SUPERVISED), functools.partial(_anywhere, places=("local",))
-_cluster = functools.partial(option, group="slurm", places=("slurm", "kubernetes"))
-_ssh, _slurm, _kubernetes = (
-    functools.partial(option, group=place, places=(place,)) for place in ("ssh", "slurm", "kubernetes")
-)
+_cluster = functools.partial(option, group="queue", places=(*QUEUES, "kubernetes"))
+_queue = functools.partial(option, group="queue", places=QUEUES)
+_ssh, _kubernetes = (functools.partial(option, group=place, places=(place,)) for place in ("ssh", "kubernetes"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,7 +193,9 @@ class JobSpec:
     ps: int = _tasks(0, "parameter servers", "N", least=0)
     evaluator: bool = _tasks(False, "an evaluator")
     on: str = _where(
-        "local", "local (this machine), ssh:a,b:2 (two tasks on b), ssh:@FILE, slurm or kubernetes [local]", "PLACE"
+        "local",
+        f"local (this machine), ssh:a,b:2 (two tasks on b), ssh:@FILE, {', '.join(QUEUES)} or kubernetes [local]",
+        "PLACE",
     )
     env: tuple[str, ...] = _where((), "set this variable for the tasks; may be repeated", "NAME[=VALUE]")
     log_dir: str | None = _shown(None, "the job creates a directory for its logs in this one [runs]", "DIR")
@@ -201,7 +208,7 @@ class JobSpec:
         False,
         "run a copy of the script's folder, as it is now: for jobs that wait in a queue or start again",
         group="more",
-        places=("local", "slurm"),
+        places=("local", *QUEUES),
     )
     max_restarts: int = option(
         0,
@@ -247,10 +254,10 @@ class JobSpec:
     task: tuple[str, ...] = _local((), "with --cluster: start just this one, such as worker:0; may be repeated", "TASK")
     nodes: int = option(
         1,
-        "number of hosts (--rendezvous) or of Slurm nodes [1]",
+        "number of hosts (--rendezvous), or of a queue's nodes [1]",
         "N",
         group="where",
-        places=("local", "slurm"),
+        places=("local", *QUEUES),
         least=1,
     )
     rendezvous: str | None = option(
@@ -268,21 +275,24 @@ class JobSpec:
     )
     ssh_config: str | None = _ssh(None, "for ssh -F [the user's own]", "FILE")
     min_workers: int = _ssh(0, "continue with N or more workers when hosts are lost [all]", "N", least=0)
-    tasks_per_node: int | None = _slurm(None, "tasks on each node [one for each GPU asked for]", "N", kind=int, least=1)
-    gpus_per_node: int = _slurm(
+    tasks_per_node: int | None = _queue(None, "tasks on each node [one for each GPU asked for]", "N", kind=int, least=1)
+    gpus_per_node: int = _queue(
         0, "GPUs of each node; one task for each, unless --tasks_per_node is given [0]", "N", least=0
     )
     gpus_per_task: int = _cluster(0, "GPUs of each task that trains [0]", "N", least=0)
     cpus_per_task: str | None = _cluster(None, "cores of each task [one, or one for each of its GPUs]", "N")
-    time: str | None = _slurm(
-        None, "time limit in sbatch's form, such as 60 (minutes) or 1-12 (1 day 12 hours) [the partition's]", "TIME"
+    time: str | None = _queue(
+        None, "time limit, such as 60 (minutes), 8:00:00 or 1-12 (1 day 12 hours) [the partition's]", "TIME"
     )
-    notice: int = _slurm(120, "tell tasks S seconds before the time limit to write a checkpoint [120]", "S", least=1)
-    partition: str | None = _slurm(None, "partition to submit to [the site's default]", "NAME")
-    account: str | None = _slurm(None, "account to charge [your default]", "NAME")
-    setup: tuple[str, ...] = _slurm((), "a line before the job: 'module load cuda'; may be repeated", "LINE")
-    sbatch: tuple[str, ...] = _slurm(
-        (), "another option of sbatch; --qos, --mem and so on work directly", "NAME[=VALUE]"
+    notice: int = _queue(120, "tell tasks S seconds before the time limit to write a checkpoint [120]", "S", least=1)
+    partition: str | None = _queue(None, "partition to submit to [the site's default]", "NAME")
+    account: str | None = _queue(None, "account to charge [your default]", "NAME")
+    setup: tuple[str, ...] = _queue((), "a line before the job: 'module load cuda'; may be repeated", "LINE")
+    submit: tuple[str, ...] = _queue(
+        (),
+        "another option of the program that submits; its name works, too (--sbatch=exclusive), and so do many options "
+        "(--qos=long, --mem=64G)",
+        "NAME[=VALUE]",
     )
     name: str = _cluster("toolkit", "the job's name [toolkit]", "NAME")
     image: str | None = _kubernetes(None, "container image with this toolkit in it", "IMAGE")
@@ -307,11 +317,24 @@ class JobSpec:
             if (value := getattr(self, each.name)) != each.default:
                 each.check(value, self.place)
         checks.job(self)
+        if self.queued:
+            queues.find(self.place).check(self)
 
     @property
     def place(self) -> str:
         """Where the tasks run, without hosts: one of PLACES, or another text that was given."""
         return self.on.partition(":")[0]
+
+    @property
+    def queued(self) -> bool:
+        """Whether it is submitted to a queue."""
+        return self.place in QUEUES
+
+    @property
+    def rooms(self) -> list[int]:
+        """How many tasks run on each of a queue's nodes: an equal number, and one more on the first nodes."""
+        each = self.tasks_per_node or self.gpus_per_node // (self.gpus_per_task or 1) or 1
+        return spread(sum(number for _, number in self.counts) or self.nodes * each, self.nodes)
 
     @property
     def hosts(self) -> tuple[Host, ...]:

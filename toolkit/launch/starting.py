@@ -1,4 +1,4 @@
-"""Starts a job from a spec: in this process, in its own session, or under Slurm; or says what would be started.
+"""Starts a job from a spec: in this process, in its own session, or in a queue; or says what would be started.
 
     python .../alone.py toolkit.launch.starting DIRECTORY
 
@@ -46,16 +46,16 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
         TaskFailed: A task failed, a host is gone, or no task made progress.
         JobStopped: This program received a signal to stop.
     """
-    if spec.place == "slurm":
+    if spec.queued:
         checks.script(spec.command)
     if not detach:
         run_to_end(spec)
         return ""
     job = start_detached(spec)
-    if job.slurm:
-        from toolkit.launch.backends import slurm
+    if job.queue:
+        from toolkit.launch.backends import queued
 
-        return slurm.head(spec, job)
+        return queued.head(spec, job)
     afterwards = f"See it with `toolkit attach {job.id}`, end it with `toolkit stop {job.id}`."
     return f"launch: job {job.id} runs; logs in {job.directory}\n{afterwards}"
 
@@ -63,7 +63,7 @@ def start(spec: JobSpec, *, detach: bool = False) -> str:
 def dry_run(spec: JobSpec) -> str:
     """Returns the commands that would be run, with secrets masked. Starts nothing and connects to no host.
 
-    The text is a shell command for each task (on this machine), a line for each host (ssh), the batch script (Slurm)
+    The text is a shell command for each task (on this machine), a line for each host (ssh), the batch script (a queue)
     or the manifest (Kubernetes).
 
     Raises:
@@ -73,11 +73,11 @@ def dry_run(spec: JobSpec) -> str:
         from toolkit.launch.backends import kubernetes
 
         return kubernetes.manifest_text(spec)
-    if spec.place == "slurm":
-        from toolkit.launch.backends import slurm
+    if spec.queued:
+        from toolkit.launch.backends import queued
 
         checks.script(spec.command)
-        return slurm.script(spec)
+        return queued.script(spec)
     known = {**os.environ, **spec.environment}
     if spec.place == "ssh":
         from toolkit.launch.backends.ssh import SshBackend
@@ -128,7 +128,7 @@ def _local_lines(spec: JobSpec) -> list[str]:
 
 
 def run_to_end(spec: JobSpec, record: "Record | None" = None) -> None:
-    """Runs a job, which this process supervises unless Slurm has it, and returns when it is done.
+    """Runs a job, which this process supervises unless a queue has it, and returns when it is done.
 
     Args:
         spec: What is asked.
@@ -139,10 +139,10 @@ def run_to_end(spec: JobSpec, record: "Record | None" = None) -> None:
         TaskFailed: A task failed, a host is gone, or no task made progress.
         JobStopped: This program received a signal to stop.
     """
-    if spec.place == "slurm":
-        from toolkit.launch.backends import slurm
+    if spec.queued:
+        from toolkit.launch.backends import queued
 
-        slurm.submit(spec, follow=True, record=record)
+        queued.submit(spec, follow=True, record=record)
         return
     from toolkit.launch import display
     from toolkit.launch.backends import rendezvous
@@ -193,7 +193,7 @@ def _join(spec: JobSpec, received: list[int], record: "Record | None") -> None:
 
 
 def start_detached(spec: JobSpec, record: "Record | None" = None) -> "Entry":
-    """Starts a job in its own session, and returns when its tasks have started, or when Slurm has it.
+    """Starts a job in its own session, and returns when its tasks have started, or when a queue has it.
 
     Args:
         spec: What is asked.
@@ -204,10 +204,10 @@ def start_detached(spec: JobSpec, record: "Record | None" = None) -> "Entry":
         TaskFailed: Its supervisor ended at once.
         JobStopped: This process received a signal before; the job is ended.
     """
-    if spec.place == "slurm":
-        from toolkit.launch.backends import slurm
+    if spec.queued:
+        from toolkit.launch.backends import queued
 
-        return slurm.submit(spec, follow=False, record=record)
+        return queued.submit(spec, follow=False, record=record)
     from toolkit.launch import jobs
     from toolkit.launch.record import LAUNCHER_LOG, Record
 

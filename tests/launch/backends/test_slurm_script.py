@@ -10,8 +10,8 @@ import pytest
 
 from toolkit.cli.main import main
 from toolkit.errors import JobStopped
-from toolkit.launch import JobSpec
-from toolkit.launch.backends import allocation, slurm
+from toolkit.launch import JobSpec, queues
+from toolkit.launch.backends import allocation
 from toolkit.launch.record import Record
 from toolkit.launch.supervisor.task_group import Preempted
 from toolkit.support import signals
@@ -50,8 +50,8 @@ def test_the_script_is_printed(capsys, tmp_path):
 
 @pytest.mark.parametrize(("nodes", "tasks", "rooms"), [(1, 3, [3]), (2, 3, [2, 1]), (3, 7, [3, 2, 2])])
 def test_tasks_are_spread_evenly(nodes, tasks, rooms):
-    assert slurm.rooms(JobSpec(command=("x",), on="slurm", nodes=nodes, workers=tasks)) == rooms
-    assert slurm.rooms(JobSpec(command=("x",), on="slurm", nodes=nodes, tasks_per_node=2)) == [2] * nodes
+    assert JobSpec(command=("x",), on="slurm", nodes=nodes, workers=tasks).rooms == rooms
+    assert JobSpec(command=("x",), on="slurm", nodes=nodes, tasks_per_node=2).rooms == [2] * nodes
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,16 @@ def test_the_signal_that_ends_a_job_queued_again_may_come_at_once(tmp_path, monk
         os.kill(os.getpid(), signal.SIGTERM)
         return subprocess.CompletedProcess([], 0)
 
-    monkeypatch.setattr(allocation.subprocess, "run", requeue)
+    monkeypatch.setattr(subprocess, "run", requeue)
     record = Record(tmp_path / "launch-20260101-000000-abcd")
     record.directory.mkdir()
     with signals.recorded() as received:
-        allocation._requeue("4711", record, "its time was nearly up", received)
+        allocation._requeue(queues.find("slurm"), "4711", record, "its time was nearly up", received)
     assert received == [signal.SIGTERM]
 
 
 def test_a_node_that_is_about_to_be_taken_away_has_the_job_queued_again(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", "a,b")
-    place = allocation.SlurmBackend(JobSpec(command=("train.py",), on="slurm", nodes=2), [])
+    place = allocation.QueueBackend(JobSpec(command=("train.py",), on="slurm", nodes=2), [])
     assert place.out(Preempted(15)) == "a node is about to be taken away"
     assert place.out(JobStopped(15)) == ""

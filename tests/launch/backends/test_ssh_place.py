@@ -32,7 +32,7 @@ def printed(capsys, *flags):
     [
         (["--on=ssh:a,b", "--workers=3"], "the job has 3 tasks, but the hosts of --on=ssh have room for 2"),
         (["--on=ssh:a", "--cluster=x"], "--cluster, but it applies only with --on=local"),
-        (["--on=ssh:a", "--nodes=3"], "--nodes, but it applies only with --on=local or slurm"),
+        (["--on=ssh:a", "--nodes=3"], "--nodes, but it applies only with --on=local or sge or slurm"),
         (["--on=ssh:a,b", "--show=worker:9"], "--show=worker:9 shows that task's lines, but the tasks started here"),
         (["--min_workers=1", "--workers=2"], "--min_workers, but it applies only with --on=ssh"),
         (["--on=ssh:8.8.8.8,8.8.4.4"], "that is a public address"),

@@ -12,6 +12,7 @@ from toolkit import cluster as _cluster
 from toolkit import devices
 from toolkit.cluster import Cluster, Task
 from toolkit.errors import LaunchError
+from toolkit.launch import queues
 from toolkit.launch.agent import ports
 from toolkit.support import redaction, status
 
@@ -96,7 +97,7 @@ def task_specs(
             "TF_CONFIG": cluster.tf_config(task),
             "PYTHONUNBUFFERED": "1",
             **(_ranks(task, every, training) if task in training else {}),
-            **(_slurm(task, cluster, local) if "SLURM_PROCID" in environ else {}),
+            **_queue_numbers(task, cluster, local, environ),
             **{name: value for name, value in status.HASH_SEED.items() if name not in environ},
             **{name: threads for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name not in environ},
             **gpus.get(task, {}),
@@ -117,13 +118,17 @@ def _ranks(task: Task, every: Sequence[Task], local: Sequence[Task]) -> dict[str
     return {**{name: str(n) for name, n in numbers.items()}, "WORLD_SIZE": str(len(every))}
 
 
-def _slurm(task: Task, cluster: Cluster, local: Sequence[Task]) -> dict[str, str]:
-    """The variables that one srun for all tasks would set. Each agent is its own job step, with rank 0."""
+def _queue_numbers(task: Task, cluster: Cluster, local: Sequence[Task], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a queue would set if it had started the tasks itself."""
     nodes = list(dict.fromkeys(_cluster.split(cluster.address(each))[0] for each in cluster.tasks))
-    total, node = len(cluster.tasks), nodes.index(_cluster.split(cluster.address(task))[0])
-    numbers = {"PROCID": list(cluster.tasks).index(task), "LOCALID": list(local).index(task), "NODEID": node}
-    counts = {"NTASKS": total, "NPROCS": total, "NNODES": len(nodes)}
-    return {f"SLURM_{name}": str(number) for name, number in {**numbers, **counts}.items()}
+    ranks = {
+        "task": list(cluster.tasks).index(task),
+        "local": list(local).index(task),
+        "node": nodes.index(_cluster.split(cluster.address(task))[0]),
+        "tasks": len(cluster.tasks),
+        "nodes": len(nodes),
+    }
+    return {name: value for queue in queues.every() for name, value in queue.numbers(environ, ranks).items()}
 
 
 def shell_line(task: TaskSpec, environ: Mapping[str, str], added: Mapping[str, str]) -> str:

@@ -36,9 +36,9 @@ from toolkit.launch.agent.program import serve
 from toolkit.launch.agent.tasks import own_addresses, visible_gpus
 from toolkit.launch.display import Display, Output, say
 from toolkit.launch.events import Event, as_failure, ending, event, raise_ending
-from toolkit.launch.spec import Host, JobSpec
+from toolkit.launch.spec import Host, JobSpec, spread
 from toolkit.launch.supervisor import state
-from toolkit.launch.supervisor.agents import Backend, check_addresses, spread
+from toolkit.launch.supervisor.agents import Backend, check_addresses
 from toolkit.launch.supervisor.decide import Budget, Next, What, decide
 from toolkit.support import files, signals
 from toolkit.support.strangers import Strangers

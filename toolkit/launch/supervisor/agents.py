@@ -39,11 +39,6 @@ def check_addresses(addresses: Mapping[Host, str], *, open_network: bool) -> Non
         cluster.refuse_public(Cluster({"worker": named}))
 
 
-def spread(tasks: int, hosts: int) -> list[int]:
-    """Returns how many tasks run on each host: an equal number, and one more on the first hosts."""
-    return [tasks // hosts + (number < tasks % hosts) for number in range(hosts)]
-
-
 def assign(
     counts: Sequence[tuple[str, int]],
     hosts: Sequence[Host],
@@ -95,7 +90,7 @@ class Backend:
         """
         return assign(self.spec.counts, self.hosts, self.addresses, ports)
 
-    def out(self, error: ToolkitError) -> str:  # noqa: ARG002 - it is Slurm's that looks at it.
+    def out(self, error: ToolkitError) -> str:  # noqa: ARG002 - it is a queue's that looks at it.
         """Returns why this error means that the job must be queued again; "" if it can stay here."""
         return ""
 

@@ -17,7 +17,7 @@ class What(enum.Enum):
     FAILED = "a task failed, was killed or hangs, or a host is lost"
     REFUSED = "a task or the launcher ended with exit code 2: the request itself is wrong"
     STOPPED = "this launcher, or the launcher on another host, was told to stop, or `--preempt_when` gave notice"
-    OUT = "under Slurm: notice of the time limit's end or by `--preempt_when`, or a node no longer runs programs"
+    OUT = "in a queue: notice of the time limit's end or by `--preempt_when`, or a node no longer runs programs"
     BACK = "a lost host is back, after the job went on without it"
     SERVING = "in a job with parameter servers, a worker was killed, or suspended for longer than `--heartbeat_timeout`"
     LAST = "the same, and no other worker is left"
@@ -31,7 +31,7 @@ class Next(enum.Enum):
     STOP = "the job is stopped"
     AGAIN = "the job starts again, from its newest checkpoint"
     RESTART = "the job starts again, from its newest checkpoint; that counts"
-    REQUEUE = "Slurm queues the job again; it continues from its newest checkpoint"
+    REQUEUE = "the queue takes the job again; it continues from its newest checkpoint"
     REPLACE = "that worker starts again while the job goes on; that counts"
     WITHOUT = "the job goes on without it"
 

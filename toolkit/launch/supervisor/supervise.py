@@ -22,7 +22,12 @@ from toolkit.support.words import counted
 
 
 def supervise(
-    spec: JobSpec, backend: Callable[[], Backend], *, received: list[int], record: Record | None = None
+    spec: JobSpec,
+    backend: Callable[[], Backend],
+    *,
+    received: list[int],
+    record: Record | None = None,
+    asks_where: int | None = signal.SIGUSR2,
 ) -> str:
     """Runs a job to its end: starts its tasks, shows their output, and restarts them as `decide` says.
 
@@ -31,6 +36,7 @@ def supervise(
         backend: Returns where it runs.
         received: The caller appends signals to the launcher to it.
         record: What has been begun of it; None for a new one.
+        asks_where: The signal that asks for the tasks' stacks; None for none.
 
     Returns:
         "" where it is done; else why it is to be queued again.
@@ -40,9 +46,9 @@ def supervise(
         TaskFailed: A task failed, a host is gone, no task made progress, or the launcher itself broke.
         JobStopped: The launcher received a signal to stop.
     """
-    # Set from the beginning: Slurm may ask a requeued job for its state while it connects, and the signal would kill
+    # Set from the beginning: somebody may ask a requeued job for its state while it connects, and the signal would kill
     # it.
-    with signals.recorded((signal.SIGUSR2,)) as asked_for_stacks:
+    with signals.recorded([] if asks_where is None else [asks_where]) as asked_for_stacks:
         return _Job(spec, received, asked_for_stacks, record).run(backend)
 
 

@@ -221,8 +221,8 @@ class TaskGroup:
         raise JobStopped(number)
 
     def _stop_as_told(self, host: str, number: int) -> None:
-        """The agent of this host received a signal: Slurm cancels the job, or somebody stops what runs there."""
-        cancelled = self._spec.place == "slurm"
+        """The agent of this host received a signal: the queue cancels the job, or somebody stops what runs there."""
+        cancelled = self._spec.queued
         self._end(number, told_twice=cancelled)
         if cancelled:
             raise JobStopped(number)
@@ -491,7 +491,7 @@ class TaskGroup:
         Args:
             number: The signal that asks them.
             within: Seconds that they get at most, if the job's grace is longer.
-            told_twice: Whether a first signal to the launcher is still to come, of the same cause: Slurm tells every
+            told_twice: Whether a first signal to the launcher is still to come, of the same cause: a queue tells every
                 process of a cancelled job, in no order.
         """
         known, began = max(len(self._received), int(told_twice)), time.monotonic()
