@@ -83,6 +83,15 @@ def test_two_workers_are_launched(tmp_path, compare):
 
 
 @pytest.mark.slow
+def test_parameter_servers_are_launched(tmp_path, compare):
+    options = "parameter_server=toolkit.strategies.ParameterServerOptions(synchronous=True)"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("create()", f"create({options})"))
+    done = compare("--ps=1", "--workers=2", "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "of 3 steps (fit, evaluate, predict), in float32." in done.stdout
+
+
+@pytest.mark.slow
 def test_a_script_that_fails_or_has_no_strategy_ends_in_2(tmp_path, compare):
     (tmp_path / "train.py").write_text("raise ValueError('no data')")
     done = compare("train.py")

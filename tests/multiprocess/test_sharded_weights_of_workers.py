@@ -14,7 +14,9 @@ SCRIPT = pathlib.Path(__file__).with_name("sharded_weights.py")
     "cases",
     [
         ["dense/adamw", "lstm/sgd", "clipped/sgd"],
-        pytest.param(["conv/adamw", "vit/adamw", "own/sgd", "gan/adamw", "words/adamw", "lora/each"], marks=pytest.mark.long),
+        pytest.param(
+            ["conv/adamw", "vit/adamw", "own/sgd", "gan/adamw", "words/adamw", "lora/each"], marks=pytest.mark.long
+        ),
     ],
     ids=lambda cases: cases[0],
 )

@@ -2,12 +2,14 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
 from toolkit import strategies
 from toolkit.cluster import Cluster, Membership, Task
 from toolkit.errors import ClusterError, StrategyError
+from toolkit.strategies.options import options_of
 
 
 def test_each_name_makes_its_strategy(four_devices):
@@ -101,6 +103,17 @@ def test_multi_worker_has_one_cpu_device_a_worker(four_devices):
     member = Membership(cluster=Cluster({"worker": ["a:1", "b:1"]}), task=Task("worker", 0), source="test")
     with pytest.raises(StrategyError, match="one CPU device per worker"):
         strategies.create("multi_worker", devices=four_devices, membership=member)
+
+
+def test_parameter_servers_have_the_options(monkeypatch):
+    from toolkit.strategies.parameter_servers import strategy as served
+
+    made = types.SimpleNamespace(num_replicas_in_sync=1)
+    monkeypatch.setattr(served, "create", lambda *_, **__: made)
+    cluster = Cluster({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})
+    member = Membership(cluster=cluster, task=Task("chief", 0), source="test")
+    given = strategies.create(membership=member, batch_statistics="replica", check="first_step")
+    assert (options_of(given).batch_statistics, options_of(given).check) == ("replica", "first_step")
 
 
 def test_an_evaluator_trains_under_no_all_reduce():

@@ -3,6 +3,7 @@
     toolkit compare train.py
     toolkit compare --gpus=4 train.py --epochs=5
     toolkit compare --workers=2 -m recipes.cifar_multi_worker
+    toolkit compare --ps=1 --workers=2 train.py
 
 The script runs as it is, but each fit, evaluate and predict ends after its first step. That step is computed once more
 as plain Keras computes it on one device, from the same batch, weights, slots, metrics and seeds, and every tensor is
@@ -27,6 +28,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from toolkit.cli import launch
 from toolkit.cli.parser import check_least
 from toolkit.errors import RequestError
 from toolkit.strategies.check import watching
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line."""
     parser.add_argument("--gpus", type=int, metavar="N", help="replicas in one process [all GPUs, or 2 CPU devices]")
     parser.add_argument("--workers", type=int, metavar="N", help="compare in so many processes, which are launched")
+    launch.add_options(parser, "ps", "on")
     parser.add_argument("--float64", action="store_true", help="compute in float64, where rounding hides nothing")
     parser.add_argument(
         "--json", action="store_true", help="print what was found as JSON; the script's output goes away"
@@ -57,9 +60,9 @@ def run(given: argparse.Namespace) -> int | None:
         RequestError: No script is named, or there is none of that name; or nothing was compared.
         TaskFailed: A task of several failed.
     """
-    check_least(given, gpus=2, workers=2)
+    check_least(given, gpus=2, ps=0, workers=1 if given.ps else 2)
     command = _command(given)
-    if given.workers is not None:
+    if given.workers is not None or given.ps or given.on != "local":
         found = _launched(given, command)
     else:
         with contextlib.redirect_stdout(sys.stderr) if given.json else contextlib.nullcontext():
@@ -89,15 +92,29 @@ def _command(given: argparse.Namespace) -> list[str]:
 
 
 def _launched(given: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """Compares in several processes, and returns what the first one has found: they agree."""
-    from toolkit.launch import JobSpec, start
+    """Compares in several processes, and returns what they have found: they agree, or the chief alone trains.
 
+    Raises:
+        RequestError: The job ends before a script does, or what was found isn't here.
+    """
+    from toolkit.launch import start
+
+    here = given.on == "local"
     flags = [f"--gpus={given.gpus}"] * (given.gpus is not None) + ["--float64"] * given.float64
-    with tempfile.TemporaryDirectory(prefix="toolkit-compare-") as folder:
+    # Other machines have this directory, or none in common.
+    with tempfile.TemporaryDirectory(prefix="toolkit-compare-", dir=None if here else os.getcwd()) as folder:
         result = pathlib.Path(folder, "result.json")
         words = ("-m", "toolkit", "compare", f"--result={result}", *flags, *command)
+        values = {"workers": given.workers, "chief": bool(given.ps), "ps": given.ps, "on": given.on}
+        values["log_dir"] = str(pathlib.Path(folder, "logs"))
         with contextlib.redirect_stdout(sys.stderr) if given.json else contextlib.nullcontext():
-            start(JobSpec(command=words, workers=given.workers, log_dir=str(pathlib.Path(folder, "logs"))))
+            start(launch.job_of(words, values))
+        if not result.is_file():
+            raise RequestError(
+                asked=f"`toolkit compare --on={given.on}`",
+                found="no task has written here what it found",
+                remedy="Compare from a directory that all machines share, with a --on that waits for the job's end",
+            )
         return json.loads(result.read_text(encoding="utf-8"))
 
 

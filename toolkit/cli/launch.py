@@ -39,16 +39,7 @@ _WIDTH, _INDENT = 79, 28
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Defines the command line: a flag for each attribute of a JobSpec, and the command to start."""
-    for option in options():
-        settings: dict[str, Any] = {"default": option.default, "dest": option.name}
-        if option.kind == "switch":
-            settings["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
-        elif option.kind == "several":
-            settings |= {"action": "append", "default": []}
-        else:
-            settings["type"] = option.kind
-        programs = [queue.submits for queue in queues.every()] if option.name == "submit" else []
-        parser.add_argument(*(f"--{name}" for name in (option.name, *programs)), **settings)
+    add_options(parser, *(option.name for option in options()))
     for name in _own():  # By their own names, and by --sbatch=NAME=VALUE or --submit=NAME=VALUE.
         parser.add_argument(f"--{name}", dest=f"submit {name}")
     parser.add_argument("--dry_run", action="store_true")
@@ -56,6 +47,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-h", "--help", metavar="PAGE")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER)
     parser.add_argument("script", nargs=argparse.REMAINDER)
+
+
+def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Defines flags for attributes of a JobSpec.
+
+    Args:
+        parser: Of launch, or of another command that starts a job.
+        names: The attributes'.
+    """
+    for option in (option for option in options() if option.name in names):
+        settings: dict[str, Any] = {"default": option.default, "dest": option.name, "help": option.text}
+        if option.kind == "switch":
+            settings["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
+        elif option.kind == "several":
+            settings |= {"action": "append", "default": [], "metavar": option.metavar}
+        else:
+            settings |= {"type": option.kind, "metavar": option.metavar}
+        programs = [queue.submits for queue in queues.every()] if option.name == "submit" else []
+        parser.add_argument(*(f"--{name}" for name in (option.name, *programs)), **settings)
 
 
 # Flags of launch that count wherever they are, unless the script has a flag of the same name.
@@ -119,7 +129,20 @@ def _spec(given: argparse.Namespace) -> JobSpec:
         f"{name}={value}" for name in _own() if (value := getattr(given, f"submit {name}")) is not None
     )
     values["env"] = tuple(_variable(text) for text in given.env)
-    return JobSpec(command=_command(given), **site.with_defaults(values, options(), values["on"].partition(":")[0]))
+    return job_of(_command(given), values)
+
+
+def job_of(command: tuple[str, ...], values: dict[str, Any]) -> JobSpec:
+    """Returns a job with the defaults of this machine's files.
+
+    Args:
+        command: What each task runs.
+        values: Attributes of a JobSpec, with `on` among them.
+
+    Raises:
+        LaunchError: A value isn't allowed, or a file can't be read.
+    """
+    return JobSpec(command=command, **site.with_defaults(values, options(), values["on"].partition(":")[0]))
 
 
 def _command(given: argparse.Namespace) -> tuple[str, ...]:

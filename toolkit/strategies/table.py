@@ -85,8 +85,9 @@ def create(
         check: "first_step": the first step of `fit`, `evaluate`, `predict` and their like is computed once more, on one
             device, and every tensor of it compared; a difference that rounding doesn't explain raises. The script's
             own numbers stay the same to the bit. Of your own loop, the first call of a `tf.function` that calls
-            `strategy.run` is compared. It costs a trace and a few steps, and one device must hold the model
-            and the whole batch. "none": nothing is compared.
+            `strategy.run` is compared. Beside parameter servers, rounds and steps in turn are. It costs a trace and a
+            few steps, and one device, or the chief, must hold the model and the whole batch. "none": nothing is
+            compared.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.
@@ -123,16 +124,11 @@ def create(
     outside = membership is not None and membership.task.job == "evaluator"
     if name == "parameter_server" or (name == "auto" and "ps" in jobs and not outside):
         check_served(options)
-        if check != "none" or watching.session() is not None:
-            _LOG.warning(
-                "Nothing is compared with one device under parameter servers: batches are read where steps are made. "
-                "Compare the same script under mirrored or multi_worker"
-            )
         from toolkit.strategies.parameter_servers import strategy as served
 
         who = _required(name, membership, tasks="--chief --workers=2 --ps=2")
         strategy = served.create(who.cluster, who.task, options=parameter_server, start_timeout=start_timeout)
-        _give_options(strategy, options)
+        set_options(strategy, options)
         return strategy
     if membership is not None and "ps" in jobs and membership.task.job in ("worker", "ps"):
         raise StrategyError(

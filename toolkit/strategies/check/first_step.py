@@ -39,22 +39,29 @@ _AGAIN = 4  # How often a step that seems to differ is moved by a rounding.
 _ORDER = {each: number for number, each in enumerate(Of)}
 
 
-def check_first(kind: str, model: Any, function: StepFunction) -> None:
+# Makes a call of a script's own: takes the kind, the model, the function within, and its batches. Returns what that
+# returns, and what came of comparing it; None without data.
+Made = Callable[[str, Any, Callable, Any], tuple[Any, Step | None]]
+
+
+def check_first(kind: str, model: Any, function: StepFunction, made: Made | None = None) -> None:
     """Has a function compare its first step with one device's, if the strategy's options ask for it.
 
     Args:
         kind: "train", "test" or "predict".
-        model: Of a strategy of several replicas; built and compiled.
+        model: Built and compiled.
         function: Just made.
+        made: Makes and compares the step; None for `made_and_compared`, that of several replicas.
     """
+    made = made or made_and_compared
     if watching.session() is not None:
-        function.put(Around.CHECKING, _Watched(kind, model))
+        function.put(Around.CHECKING, _Watched(kind, model, made))
         return
     asked = options_of(model.distribute_strategy).check == "first_step"
 
     def first(within: Callable, batches: Any) -> Any:
         function.put(Around.CHECKING, None)
-        logs, step = made_and_compared(kind, model, within, batches)
+        logs, step = made(kind, model, within, batches)
         if step is not None:
             conclude(step)
         return logs
@@ -65,15 +72,15 @@ def check_first(kind: str, model: Any, function: StepFunction) -> None:
 class _Watched:
     """Stands around a function of a script that is only compared: each call of Keras's ends after its first step."""
 
-    def __init__(self, kind: str, model: Any) -> None:
-        self._kind, self._model, self._compared = kind, model, False
+    def __init__(self, kind: str, model: Any, made: Made) -> None:
+        self._kind, self._model, self._made, self._compared = kind, model, made, False
 
     def __call__(self, within: Callable, batches: Any) -> Any:
         """Makes a step."""
         if self._compared:
             logs = within(batches)
         else:
-            logs, step = made_and_compared(self._kind, self._model, within, batches)
+            logs, step = self._made(self._kind, self._model, within, batches)
             self._compared = step is not None
             session = watching.session()
             if step is not None and session is not None:
@@ -89,7 +96,7 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
     if not taken:
         return within(batches), None  # Which says that there is no more.
     strategy = model.distribute_strategy
-    step = Step(_CALLS[kind], model.name, line_of(users_frame(sys._getframe(1))))
+    step = begun(kind, model)
     whole = [whole_batch(strategy, each) for each in taken]
 
     def first(before: Sequence[np.ndarray], saved: Saved) -> str:
@@ -101,6 +108,11 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
     return compared(strategy, step, plain, call, known=lambda: known_case(model, plain), first=first), step
 
 
+def begun(kind: str, model: Any) -> Step:
+    """Returns the step that a script's call makes, before anything has come of it."""
+    return Step(_CALLS[kind], model.name, line_of(users_frame(sys._getframe(1))))
+
+
 def compared(
     strategy: tf.distribute.Strategy,
     step: Step,
@@ -110,6 +122,7 @@ def compared(
     known: Callable[[], str],
     first: Callable[[Sequence[np.ndarray], Saved], str] = lambda *_: "",
     logs: Callable[[Any], Any] = lambda found: found,
+    shares: int | None = None,
 ) -> Any:
     """Makes a script's own call, and returns what that returns. With several processes it is a collective.
 
@@ -121,6 +134,7 @@ def compared(
         known: Returns a known reason for differences, or "".
         first: Is given what the variables held before; returns the first difference in order of computing, or "".
         logs: Makes of what the call has returned what one device would return.
+        shares: Into how many parts a batch is divided; None for one for each replica.
     """
     began = time.monotonic()
     if _failed(strategy, step, plain.trace):
@@ -129,7 +143,7 @@ def compared(
     spent = time.monotonic() - began
     found = call()
     began = time.monotonic()
-    judged = Judged(plain, before, logs(found), replica_count(strategy))
+    judged = Judged(plain, before, logs(found), shares or replica_count(strategy))
     if _failed(strategy, step, judged.compute):
         return found
     step.tensors, step.dtypes, step.runs = len(judged.tensors), judged.dtypes, judged.runs

@@ -5,9 +5,10 @@ This file imports no TensorFlow: a run asks it where to write before anything el
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -47,12 +48,12 @@ class Session:
     """What has come of a script that is compared.
 
     Attributes:
-        folder: Where its runs write.
+        folder: Returns where its runs write.
         steps: What was compared, in order.
         runs: How many runs have begun.
     """
 
-    folder: pathlib.Path
+    folder: Callable[[], pathlib.Path]
     steps: list[Step] = dataclasses.field(default_factory=list)
     runs: int = 0
 
@@ -70,15 +71,20 @@ def run_directory() -> pathlib.Path | None:
     if _session is None:
         return None
     _session.runs += 1
-    return _session.folder / f"run-{_session.runs}"
+    return _session.folder() / f"run-{_session.runs}"
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[Session]:
     """A context in which the first step of each function is compared, and what is found is kept."""
     global _session
-    with tempfile.TemporaryDirectory(prefix="toolkit-compare-") as folder:
-        _session = Session(pathlib.Path(folder))
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache  # Made where a run asks for it: a task that serves a chief never comes back to remove it.
+        def folder() -> pathlib.Path:
+            return pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolkit-compare-")))
+
+        _session = Session(folder)
         try:
             yield _session
         finally:

@@ -13,5 +13,6 @@ sources    where a step's batch comes from
 dispatch   steps on their way to workers and back, and how many at once
 rounds     steps that the workers do together, each with its share of the batch
 session    what `fit`, `evaluate` and `predict` call, with the counters and totals that the chief keeps
+checking   first steps that are compared with one device's
 strategy   the chief's strategy; a worker or ps serves until the chief is done
 """

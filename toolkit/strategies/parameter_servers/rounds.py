@@ -49,11 +49,13 @@ class Rounds:
     Attributes:
         undivided: Why the step can't be divided; None where it can, or where it hasn't been traced yet.
         kinds: What the values of its logs are, by name and in the logs' own structure.
+        tables: The paths of variables of which the step looks up rows.
     """
 
     def __init__(self, variables: Variables, shares: int) -> None:
         self.undivided: str | None = None
         self.kinds: dict[str, Any] = {}
+        self.tables: list[str] = []
         self.variables = variables
         self.shares = shares
         self._rows: dict[Any, list[tf.Variable]] = {}  # By content and ps device.
@@ -182,6 +184,8 @@ class Rounds:
     def store(self, grads: Sequence[Any], variables: Sequence[Any], share: tf.Tensor) -> None:
         """Stores a share's gradients on the ps."""
         self._applied = list(variables)
+        pairs = zip(grads, variables, strict=True)
+        self.tables = [v.path for gradient, v in pairs if isinstance(gradient, tf.IndexedSlices)]
         values = [self.variables.values[id(v)] for v in variables]
         self._order = [(value, gradient is not None) for gradient, value in zip(grads, values, strict=True)]
         by_value = {id(value): gradient for gradient, value in zip(grads, values, strict=True)}
@@ -276,7 +280,7 @@ def run_shares(
         return _together(kind, parts, [weight for weight, _ in own])
 
     whole = keras.tree.map_structure(of_all, kinds, *(logs for _, logs in own))
-    return [(sums, whole) for sums, _ in found.values()], tf.constant(weights, tf.float64)
+    return [(found[share][0], whole) for share in sorted(found)], tf.constant(weights, tf.float64)
 
 
 def _together(kind: Rows, parts: Sequence[Any], weights: Sequence[float]) -> Any:

@@ -45,6 +45,7 @@ class Session:
         applied: How many steps were applied, in this process.
         recovered: Steps of killed workers that had been applied, wholly or on some ps, before they were run again.
         interrupted: Those of them that were killed in the midst of being applied.
+        tables: The paths of variables of which a round has looked up rows.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Session:
         self._all_ledgers = ledgers
         self._staleness = options.max_staleness
         self._in_rounds = options.synchronous
+        self.tables: list[str] = []
         self._not_sums: dict[int, str] = {}  # The metric's name, by the id of its variable.
         self._take_variables()
         self._size = DispatchSize(options, dispatcher.workers)
@@ -84,6 +86,31 @@ class Session:
         self._left_in_epoch = steps
         self._left = None if steps is None else steps * epochs
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether no two steps are under way at once."""
+        return self._variables.in_turn
+
+    @property
+    def shares(self) -> int:
+        """Into how many shares a batch is divided, as far as is known."""
+        return self.dispatcher.workers if self._in_rounds else 1
+
+    @property
+    def lazy(self) -> list[str]:
+        """The paths of tables whose rows an optimizer updates only when they are looked up."""
+        return self._variables.lazy
+
+    def take(self, stream: Stream) -> None:
+        """Takes a stream for the steps that follow, and makes what they are the first to use."""
+        if self._stream is stream:
+            return
+        self._flush()
+        self._stream = stream
+        if not all(optimizer.built for optimizer in optimizers_of(self.model)):
+            self._functions.build_optimizers(stream)
+            self._take_variables()
+
     # Keras calls this.
 
     def train(self, given: Any) -> dict[str, float]:
@@ -91,12 +118,7 @@ class Session:
         reader = reader_of(given)
         for item in self._next(reader):
             count_dispatched(self.model, 1)
-            if self._stream is not reader.stream:
-                self._flush()
-                self._stream = reader.stream
-                if not all(optimizer.built for optimizer in optimizers_of(self.model)):
-                    self._functions.build_optimizers(self._stream)
-                    self._take_variables()
+            self.take(reader.stream)
             if not (self._in_rounds and self._round(reader.stream, item)):
                 self._pending.append((self._first + self._sent, item))
                 self._sent += 1
@@ -269,6 +291,7 @@ class Session:
         if rounds.undivided is not None:
             self._train_in_turn(rounds.undivided)
             return False
+        self.tables = rounds.tables
         self._totals.start()
         counters = [tf.constant(value) for value in self._counters.after(self._sent)]
         number = tf.constant(stream.number(item), tf.int64)
@@ -617,7 +640,7 @@ class MetricTotals:
         if self._sums is not None:
             self._set(self._sums)
         self._sums = None
-        self.ended = self._logs
+        self.ended = self._logs or self.ended  # Also where they are asked for twice.
         self._last, self._logs, self._order = {}, {}, -1
         self.changed = False
 

@@ -6,9 +6,10 @@ sent         any other dataset: the chief reads each batch once, and sends it al
 per worker   a dataset that each worker makes and reads for itself, endlessly
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
@@ -122,6 +123,10 @@ class Stream:
             flat[position] = value
         return tf.nest.pack_sequence_as(self.element_spec, flat)
 
+    def whole(self, item: Any) -> Any:
+        """Returns the global batch of which a reader took this; not of data that each worker reads for itself."""
+        return self.batch(0, np.int64(item) if self.kind == "numbered" else None, item)
+
     def number(self, item: Any) -> int:
         """Returns what `batch` and `rows` are given for a batch: its number; its rows, if it is sent along."""
         if self.kind == "numbered":
@@ -200,6 +205,23 @@ class Reader(Iterator):
             item = [flat[index] for index in self.stream.present]
         self._taken += 1
         return item
+
+
+class Again(Reader):
+    """Reads what another reader has taken.
+
+    Args:
+        stream: The other's.
+        items: What it took.
+    """
+
+    def __init__(self, stream: Stream, items: Sequence[Any]) -> None:
+        self.stream = stream  # No iterator of its own: each draws a seed for a shuffle.
+        self._items = iter(items)
+
+    def take(self) -> Any:
+        """As of every reader."""
+        return next(self._items)
 
 
 def reader_of(given: Any) -> Reader:

@@ -19,9 +19,11 @@ import tensorflow as tf
 
 from toolkit.cluster import Cluster, Task, describe_program, reach_directly, wait_for_tasks
 from toolkit.errors import StrategyError
+from toolkit.strategies.check.first_step import check_first
 from toolkit.strategies.fit.adapt import adapt_draws, adapt_keras
 from toolkit.strategies.options import ParameterServerOptions
 from toolkit.strategies.parameter_servers import internals, sources, worker_step
+from toolkit.strategies.parameter_servers.checking import made_and_compared
 from toolkit.strategies.parameter_servers.dispatch import Dispatcher, answers
 from toolkit.strategies.parameter_servers.ledger import Ledger
 from toolkit.strategies.parameter_servers.placement import Placement, ServerShardedVariable, bytes_by_task, table
@@ -147,7 +149,11 @@ class ParameterServerStrategy(tf.distribute.ParameterServerStrategy):
             model.__dict__.pop("_toolkit_session", None)
         watch(model)
         session = self.session(model)
-        train_function.replace(model, train=session.train, test=session.test, predict=session.predict)
+        steps = {"train": session.train, "test": session.test, "predict": session.predict}
+        new = [each for each in steps if not train_function.is_made(model, each)]
+        train_function.replace(model, **steps)
+        for each in new:
+            check_first(each, model, train_function.wrapped(model, each), made_and_compared)
         kind = type(model)
         object.__setattr__(model, "get_metrics_result", lambda: session.results(lambda: kind.get_metrics_result(model)))
         object.__setattr__(model, "reset_metrics", lambda: session.reset(lambda: kind.reset_metrics(model)))

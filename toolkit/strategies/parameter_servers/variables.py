@@ -184,7 +184,7 @@ class Variables:
         self.model = model
         self.ledgers = ledgers
         self.applied_on: set[str] = set()
-        self._lazy: set[int] = set()  # Those for which a message was logged.
+        self._lazy: dict[int, str] = {}  # Those for which a message was logged.
         self.seeds = global_seeds(model)
         of_optimizers = (v for optimizer in optimizers_of(model) for v in optimizer.variables)
         every = [*model.variables, *of_optimizers, self.seeds.state]
@@ -222,7 +222,7 @@ class Variables:
         if _is_table(variable):
             how = updates_by_rows(optimizer, self.values[id(variable)], min_lazy_bytes=self.min_lazy_bytes)
         if how == "lazy" and id(variable) not in self._lazy:
-            self._lazy.add(id(variable))
+            self._lazy[id(variable)] = variable.path
             _LOG.info(
                 "With %s, rows of %s are updated only in the steps that look them up; on one device, in every step "
                 "(min_lazy_bytes=%d)",
@@ -231,6 +231,11 @@ class Variables:
                 self.min_lazy_bytes,
             )
         return how
+
+    @property
+    def lazy(self) -> list[str]:
+        """The paths of those of which `by_rows` has said that only looked up rows are updated."""
+        return list(self._lazy.values())
 
     def pull(self) -> tuple[list[LocalValue], dict[str, tf.Tensor]]:
         """Copies the served variables to the caller's device.

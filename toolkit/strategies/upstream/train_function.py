@@ -112,11 +112,17 @@ def make(model: Any, kind: str, original: Callable[[], Any], put_around: Callabl
 
 def put(model: Any, kind: str, place: Around, layer: _Layer) -> StepFunction:
     """Puts a layer around the function that a model has; returns the whole, of which it can be taken out again."""
+    function = wrapped(model, kind)
+    function.put(place, layer)
+    return function
+
+
+def wrapped(model: Any, kind: str) -> StepFunction:
+    """Returns the function that a model has, so that layers can be put around it."""
     function = _get(model, kind)
     if not isinstance(function, StepFunction):
         function = StepFunction(model, kind, function)
         _set(model, kind, function)
-    function.put(place, layer)
     return function
 
 
