@@ -13,6 +13,7 @@ import processes
 import pytest
 
 from toolkit.cli import main
+from toolkit.launch import queues
 
 ROOT = processes.ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -71,7 +72,11 @@ def known_flags():
     sources = "\n".join(path.read_text(encoding="utf-8") for path in files)
     defined = re.findall(r"DEFINE_\w+\(\s*\"(\w+)\"|add_argument\(\s*\"--([\w-]+)\"", sources)
     shown = re.findall(r"--(?:\[no-\])?([a-z][\w-]*)", out.getvalue())
-    return {*(name for pair in defined for name in pair), *shown} | OTHERS
+    return (
+        {*(name for pair in defined for name in pair), *shown}
+        | OTHERS
+        | {name for queue in queues.every() for name in queue.own}
+    )
 
 
 def test_every_flag_that_is_named_exists():
