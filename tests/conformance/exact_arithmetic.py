@@ -1,6 +1,6 @@
 """Networks whose every sum is exact in float64, so that any order of adding gives the same bits.
 
-    python exact_arithmetic.py OUT.npz WAY    as one of two workers
+    python exact_arithmetic.py DEVICES OUT.npz WAY    as one of two workers
 
 Weights, data and rates are small multiples of powers of two, layers have no roots and no exponentials, and each batch
 and each share has a power of two of examples. One step fits into the 53 bits of a float64: each step more than doubles
@@ -14,6 +14,7 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.distribute import collective_all_reduce_strategy
 
 import toolkit
 
@@ -115,10 +116,22 @@ def trained(strategy, name, order=None, **more):
         keras.config.set_dtype_policy(before[1])
 
 
+def of_worker(here, **more):
+    """A worker's strategy with several CPU devices, as it has several GPUs: TensorFlow takes one unless it is told."""
+
+    def local_devices(extended, resolver, worker):
+        return [f"{worker}/device:CPU:{number}" for number in range(here)], "CPU"
+
+    collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices = local_devices
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * here)
+    return toolkit.strategies.create("multi_worker", **more)
+
+
 def main():
-    out, way = sys.argv[1:]
-    devices = toolkit.devices.configure(gpus=1, emulate="always")
-    strategy = toolkit.strategies.create("multi_worker", devices=devices.logical_devices, **WAYS[way])
+    here, out, way = sys.argv[1:]
+    strategy = of_worker(int(here), **WAYS[way])
+    assert strategy.num_replicas_in_sync == 2 * int(here)
     seen = {name: trained(strategy, name) for name in NETWORKS}
     own = pathlib.Path(out).with_suffix(f".{os.getpid()}.npz")
     np.savez(own, **seen)

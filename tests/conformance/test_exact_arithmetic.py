@@ -44,10 +44,16 @@ def test_ways_to_compile_have_one_devices_bits(four_devices, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", batteries.rows(exact.WAYS, "sharded weights"))
-def test_workers_have_one_devices_bits(tmp_path, way):
+@pytest.mark.parametrize(
+    ("way", "devices"),
+    batteries.rows(
+        [(way, devices) for way in exact.WAYS for devices in (1, 2)], [("sharded weights", 1), ("plain", 2)]
+    ),
+)
+def test_workers_have_one_devices_bits(tmp_path, way, devices):
+    """Each with one device, and with two, whose rows lie between the other's and which meet in one process."""
     outs = [tmp_path / f"{number}.npz" for number in range(2)]
-    given = [[str(out), way] for out in outs]
+    given = [[str(devices), str(out), way] for out in outs]
     with processes.group([SCRIPT], given, tmp_path, cluster=True) as run:
         run.succeed(limit=600)
     for out in outs:

@@ -237,7 +237,7 @@ FAULTS = (
         _STEP + "collectives.py",
         "return sorted(range(count), key=lambda replica: (replica % in_process, replica // in_process))",
         "return sorted(range(count), key=lambda replica: (replica // in_process, replica % in_process))",
-        ("tests/multiprocess -k rows", "tests/strategies/test_meetings.py"),
+        ("tests/conformance/test_exact_arithmetic.py -k workers",),
     ),
     Fault(
         "the first shares of a batch aren't the larger ones",

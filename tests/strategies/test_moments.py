@@ -150,6 +150,10 @@ MODELS = {
         lambda: dense(L.Masking(), L.BatchNormalization(), L.GlobalAveragePooling1D(), shape=(5, 3)),
         SERIES,
     ),
+    "behind a mask of far values": (
+        lambda: dense(L.Masking(1e4), L.BatchNormalization(), L.GlobalAveragePooling1D(), shape=(5, 3)),
+        np.where(SERIES == 0, 1e4, SERIES).astype("float32"),
+    ),
     "in TimeDistributed": (lambda: dense(L.TimeDistributed(L.BatchNormalization()), L.Flatten(), shape=(5, 3)), SERIES),
     "of one feature": (lambda: dense(L.Dense(1), L.BatchNormalization()), ROWS),
     "without a scale": (lambda: dense(L.BatchNormalization(scale=False, center=False)), ROWS),
@@ -161,7 +165,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", batteries.rows(MODELS, ["behind a mask", "of half of the batch"]))
+@pytest.mark.parametrize("name", batteries.rows(MODELS, ["behind a mask of far values", "of half of the batch"]))
 def test_such_a_layer_is_one_devices(four_devices, name):
     build, x = MODELS[name]
     found, wanted = trained(build, x, mirrored(four_devices, 3))[1], trained(build, x)[1]

@@ -345,3 +345,42 @@ def test_what_layers_add_is_each_replicas_own_if_the_model_is_never_called(four_
     many = weights(strategies.create("mirrored", devices=four_devices[:2]))
     for mine, theirs in zip(many, one, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-6)
+
+
+class Deciding(keras.Model):
+    """Its rows decide whether it decays its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, batch):
+        x, y = batch
+        loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+
+        def decay():
+            weights = self.trainable_variables
+            self.optimizer.apply([tf.ones_like(weight) for weight in weights], weights)
+            return 0
+
+        tf.cond(tf.reduce_mean(y) > 0.2, decay, lambda: 0)
+        return {"loss": loss}
+
+
+@pytest.mark.slow
+def test_what_rows_decide_is_decided_by_the_whole_batch(four_devices):
+    def weights(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = Deciding()
+            model.compile(keras.optimizers.SGD(0.05))
+        model.fit(X, Y, batch_size=5, shuffle=False, verbose=0)
+        return [int(model.optimizer.iterations.numpy()), *model.get_weights()]
+
+    one = weights(tf.distribute.get_strategy())
+    assert 0 < one[0] < 10
+    for mine, theirs in zip(weights(strategies.create("mirrored", devices=four_devices[:2])), one, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-6)

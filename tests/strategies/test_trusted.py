@@ -138,6 +138,7 @@ TRACED = {
     "MixUp": lambda: layers.MixUp(),
     "an LSTM's activation": lambda: called(layers.LSTM(3, activation=over), (5, 4)),
     "an LSTM's recurrent activation": lambda: called(layers.LSTM(3, recurrent_activation=over), (5, 4)),
+    "attention among examples": lambda: attended(attention_axes=(0,)),
     "a cell": lambda: called(layers.RNN(Cell(True)), (5, 4)),
     "one of several cells": lambda: called(layers.RNN([layers.LSTMCell(3), Cell(True)]), (5, 4)),
     "in Bidirectional": lambda: called(layers.Bidirectional(layers.RNN(Cell(True))), (5, 4)),
@@ -153,8 +154,8 @@ TRACED = {
 }  # fmt: skip
 
 
-def attended():
-    layer, x = layers.MultiHeadAttention(2, 4), keras.Input((5, 4))
+def attended(**more):
+    layer, x = layers.MultiHeadAttention(2, 4, **more), keras.Input((5, 4))
     layer(x, x)
     return layer
 

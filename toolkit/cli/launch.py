@@ -182,7 +182,7 @@ def _help(page: str) -> str:
         rows.append("")
     if pages == ["first"]:
         more = ", ".join(f"={name}" for name in [*_PAGES][2:])
-        rows.append(f"More pages: --help=more (timeouts and others), {more}, =all.")
+        rows.append(f"More pages: --help=more, {more}, =all.")
     return "\n".join(rows).rstrip()
 
 

@@ -60,9 +60,18 @@ def check_piece() -> None:
 
 
 def overlaps_exchanges(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether an exchange begins as soon as its own input is ready: on the ring, but not with NCCL."""
+    """Returns whether an exchange between processes begins as soon as its own input is ready."""
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return several and communication_of(strategy) != "nccl"
+    return several and not _are_ordered(strategy)
+
+
+def _are_ordered(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a replica's exchanges between processes run in the order in which they were made, by a token.
+
+    NCCL's must. Without a token TensorFlow lets each one of a graph wait for the one before it, and where a process has
+    several replicas, that is another replica's, which waits for the first.
+    """
+    return communication_of(strategy) == "nccl" or len(strategy.extended.worker_devices) > 1
 
 
 def all_gather(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> tf.Tensor:
@@ -316,8 +325,8 @@ def ring_sum(**given: Any) -> tf.Tensor:
 def _call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int], place: int) -> tf.Tensor:
     """Runs one of TensorFlow's collectives on this replica. They don't accept bfloat16, so its bits are sent.
 
-    On the ring no token orders it: it begins when its own input is there, beside others that wait for theirs. NCCL's
-    calls are in the order of TensorFlow's own.
+    On the ring of a process with one replica no token orders it: it begins when its own input is there, beside others
+    that wait for theirs. Other calls are in the order of TensorFlow's own.
     All replicas make the same calls in the same order in each function, so that its place there identifies a call; not
     a count of all that were traced, because one worker alone may have to trace a function again, for a last batch of
     another size. TensorFlow keeps the type and shape of what was sent under an instance key, and a smaller batch would
@@ -335,7 +344,6 @@ def _call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int
     if x.dtype == tf.bfloat16:  # Bits aren't added on the way.
         return tf.bitcast(_call(operation, tf.bitcast(x, tf.float16), among, members, place), tf.bfloat16)
     strategy, replica_id = tf.distribute.get_strategy(), members[place]
-    nccl = communication_of(strategy) == "nccl"
     in_process = len(strategy.extended.worker_devices)
     number = _numbered(operation.__name__, x.dtype, replica_id, tf.size(x, tf.int64))
     return operation(
@@ -343,8 +351,8 @@ def _call(operation: Callable, x: tf.Tensor, among: Among, members: Sequence[int
         group_size=len(members),
         group_key=_group_key(among, members),
         instance_key=tf.cast(tf.math.floormod(number, _KEY_LIMIT), tf.int32),
-        ordering_token=[ordering_token(strategy, replica_id % in_process)] if nccl else [],
-        communication_hint="nccl" if nccl else "auto",
+        ordering_token=[ordering_token(strategy, replica_id % in_process)] if _are_ordered(strategy) else [],
+        communication_hint="nccl" if communication_of(strategy) == "nccl" else "auto",
         timeout_seconds=_TIMEOUT,
     )
 

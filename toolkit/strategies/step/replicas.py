@@ -17,7 +17,7 @@ from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Among, mesh_of
 from toolkit.strategies.options import options_of
 from toolkit.strategies.processes.agreement import meeting, processes
-from toolkit.strategies.step.collectives import overlaps_exchanges
+from toolkit.strategies.step.collectives import communication_of, overlaps_exchanges
 from toolkit.strategies.step.gathers import Gathers
 from toolkit.strategies.upstream.wrapping import attach
 
@@ -74,7 +74,10 @@ def _facts_of_graph(*, shards_weights: bool) -> dict[str, Any]:
         return {"graph": graph, "gathers": None}
     strategy = tf.distribute.get_strategy()
     in_one_process = isinstance(strategy, tf.distribute.MirroredStrategy)
-    return {"graph": graph, "gathers": Gathers(graph, keeps=not (in_one_process or overlaps_exchanges(strategy)))}
+    return {
+        "graph": graph,
+        "gathers": Gathers(graph, keeps=not in_one_process and communication_of(strategy) == "nccl"),
+    }
 
 
 def _find_facts(strategy: tf.distribute.Strategy, options: Any, replica: int) -> dict[str, Any]:
