@@ -209,3 +209,22 @@ def test_a_loop_of_the_users_own_may_be_the_first_to_use_an_optimizer(four_devic
     one = weights_after(tf.distribute.get_strategy(), keras.layers.Dense)
     for mine, theirs in zip(weights_after(create(four_devices[:2]), layer), one, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [{"optimizer_state": "sharded"}, {"weights": "sharded"}], ids=["slots", "weights"])
+def test_an_overflow_in_one_replicas_part_is_all_replicas(four_devices, way):
+    """The gradients of one feature overflow, and one replica has their part: no part of the step is made."""
+    x, y = np.ones((8, 64), "float32"), np.ones((8, 64), "float32")
+    x[:, 63] = 1e30  # The last replica has the part; Keras asks the first one.
+    keras.utils.set_random_seed(1)
+    with strategies.create("mirrored", devices=four_devices[:2], **way).scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, use_bias=False)])
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=2.0**40)
+        model.compile(scaled, lambda y_true, y_pred: y_true * y_pred)
+    before = model.get_weights()
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
+    assert float(scaled.dynamic_scale) == 2.0**39
+    model.fit(np.ones_like(x), y, batch_size=8, verbose=0)
+    assert not any(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
