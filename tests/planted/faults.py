@@ -349,7 +349,7 @@ FAULTS = (
         _SERVED + "rounds.py",
         "whole = sum(part * (1 if kind.is_sum else weight) for part, weight in zip(exact, weights, strict=True))",
         "whole = sum(part * weight for part, weight in zip(exact, weights, strict=True))",
-        ("tests/strategies/parameter_servers/test_own_state.py", "tests/multiprocess/test_parameter_server.py"),
+        ("tests/strategies/parameter_servers/test_totals.py",),
     ),
     Fault(
         "the shares of a round count alike",

@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import pytest
 
+from toolkit.strategies.parameter_servers import rounds
 from toolkit.strategies.parameter_servers.session import Counters
+from toolkit.strategies.step.rows import ALIKE, MEAN, ROWS, Of, Rows
 
 
 @pytest.fixture
@@ -66,3 +68,16 @@ def test_without_branches_nothing_is_told(counters):
     counters.take(np.zeros(0), 3)
     assert values(counters, 3) == [3, 64, 0]
     assert counters.branched_after(3) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(Rows(Of.SUM), [8.0, 10.0]), (MEAN, [3.5, 4.5]), (ROWS, [2.0, 3.0, 6.0, 7.0]), (ALIKE, [2.0, 3.0])],
+    ids=["a sum", "a mean", "rows", "alike"],
+)
+def test_what_shares_return_is_put_together_by_its_kind(kind, expected):
+    """Of two shares, the first has five of eight examples."""
+    parts = [np.array([2.0, 3.0], "float32"), np.array([6.0, 7.0], "float32")]
+    found = rounds._together(kind, parts, [5 / 8, 3 / 8])
+    assert found.dtype == np.float32
+    assert found.tolist() == expected
