@@ -202,6 +202,13 @@ def python(folder, *arguments, limit=200, **environment):
     )
 
 
+def outcome(folder, script, limit):
+    """What a program that takes the name of a file writes there, in JSON; its second stream."""
+    ended = python(folder, str(script), "out.json", limit=limit)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    return json.loads((folder / "out.json").read_text()), ended.stderr
+
+
 def launch(folder, *arguments, tasks=("--workers=2",), limit=200):
     """Runs `toolkit launch` to its end, in a folder."""
     every = () if any(each.startswith("--show") for each in (*tasks, *arguments)) else ("--show=all",)

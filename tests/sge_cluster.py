@@ -4,10 +4,9 @@ import contextlib
 import os
 import pathlib
 import signal
-import subprocess
 import time
 
-import limits
+import daemons
 import psutil
 import two_hosts
 
@@ -69,17 +68,13 @@ QUEUE = {"qname": "all.q", "hostlist": " ".join(HOSTS), "pe_list": "one_each", "
 QUEUE |= {"notify": f"00:00:{NOTIFY}", "load_thresholds": "NONE", "shell_start_mode": "unix_behavior"}
 
 
-class GridEngine:
-    """Attributes: environ, for its commands."""
-
+class GridEngine(daemons.Daemons):
     def __init__(self, folder, names):
-        self.folder = folder
         self.names = dict(zip(HOSTS, names, strict=True))
         own = {"SGE_ROOT": f"{folder}/root", "SGE_CELL": "default", "SGE_QMASTER_PORT": "6444"}
         own |= {"SGE_EXECD_PORT": "6445", "LD_LIBRARY_PATH": str(PROGRAMS), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
         kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-        self.environ = {**kept, **own}
-        self.daemons = []
+        super().__init__(folder, {**kept, **own})
 
     def on(self, host, *command):
         """A command as it runs on a host: with its own name, network and table of names."""
@@ -89,16 +84,7 @@ class GridEngine:
 
     def run(self, *command, limit=30, check=True, **more):
         """A command on the first host."""
-        done = subprocess.run(
-            self.on(HOSTS[0], *command),
-            env={**self.environ, **more},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-        )
-        assert not check or done.returncode == 0, (command, done.stdout[-3000:], done.stderr[-3000:])
-        return done
+        return super().run(*self.on(HOSTS[0], *command), limit=limit, check=check, **more)
 
     def start(self):
         common = self.folder / "root" / "default" / "common"
@@ -120,7 +106,7 @@ class GridEngine:
         self.run("spooldefaults.bin", "usersets", str(SHARED / "util/resources/usersets"))
         self.run("spooldefaults.bin", "managers", "root")
         self._start(HOSTS[0], "sge_qmaster")
-        self._until(lambda: self.run("qconf", "-sh", check=False).returncode == 0, "master")
+        self.until(lambda: self.run("qconf", "-sh", check=False).returncode == 0, "master")
         for host in HOSTS:
             self.run("qconf", "-ah", host, check=False)  # The master's host is there already.
             self.run("qconf", "-as", host)
@@ -129,7 +115,7 @@ class GridEngine:
             self._start(host, "sge_execd")
         scheduling = {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1"}
         self.run("qconf", "-Msconf", self._changed(self.run("qconf", "-ssconf").stdout, scheduling))
-        self._until(lambda: all(self._loaded(host) for host in HOSTS), "two hosts")
+        self.until(lambda: all(self._loaded(host) for host in HOSTS), "two hosts")
         self.run("qconf", "-Aq", self._changed(self.run("qconf", "-sq").stdout, QUEUE))
 
     def _loaded(self, host):
@@ -143,40 +129,17 @@ class GridEngine:
         return str(path)
 
     def _start(self, host, program):
-        with (self.folder / f"{program}-{host}.out").open("ab") as out:
-            self.daemons.append(
-                subprocess.Popen(
-                    self.on(host, program),
-                    env={**self.environ, "SGE_ND": "1"},  # In the foreground.
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,
-                )
-            )
-
-    def _until(self, holds, what, limit=40):
-        deadline = time.monotonic() + limits.patient(limit)
-        while not holds():
-            logs = [path.read_text(errors="replace")[-1000:] for path in self.folder.glob("*.out")]
-            assert time.monotonic() < deadline, f"no {what} in {limit} s: {logs}"
-            time.sleep(0.2)
+        self.start_daemon(f"{program}-{host}", *self.on(host, program), SGE_ND="1")  # In the foreground.
 
     def empty(self):
         """Ends all jobs, and waits until nothing is left of them."""
         self.run("qdel", "-u", "*", check=False)
-        self._until(lambda: not self.run("qstat", "-u", "*").stdout.strip(), "empty queue")
+        self.until(lambda: not self.run("qstat", "-u", "*").stdout.strip(), "empty queue")
         daemons = [psutil.Process(daemon.pid) for daemon in self.daemons]
-        self._until(lambda: not any(daemon.children() for daemon in daemons), "end of the jobs' processes")
+        self.until(lambda: not any(daemon.children() for daemon in daemons), "end of the jobs' processes")
 
     def stop(self):
-        for daemon in reversed(self.daemons):
-            daemon.terminate()
-        for daemon in self.daemons:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(10)
-            daemon.kill()
-            daemon.wait()
+        super().stop()
         for process in psutil.process_iter():  # What a test that failed has left in its jobs.
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("SGE_ROOT") == self.environ["SGE_ROOT"]:

@@ -7,10 +7,8 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
-import time
 
-import limits
+import daemons
 import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
@@ -72,15 +70,13 @@ PartitionName=all Nodes={host},localhost Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class Slurm:
-    """Attributes: environ, for Slurm's commands; nodes, their names."""
+class Slurm(daemons.Daemons):
+    """Attributes: nodes, their names."""
 
     def __init__(self, folder):
-        self.folder = folder
+        own = {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}{os.pathsep}/usr/sbin"}
+        super().__init__(folder, {**os.environ, **own})
         self.nodes = (socket.gethostname(), "localhost")
-        self.environ = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        self.environ["PATH"] += os.pathsep + "/usr/sbin"
-        self.daemons = {}
 
     def start(self):
         for name in ("state", *(f"spool-{node}" for node in self.nodes)):
@@ -93,12 +89,12 @@ class Slurm:
         munge = ("socket", "key-file", "pid-file", "log-file", "seed-file")
         names = ("munge.socket", "munge.key", "munge.pid", "munge.log", "munge.seed")
         files = [f"--{flag}={self.folder / name}" for flag, name in zip(munge, names, strict=True)]
-        self._start("munge", "munged", "-F", "--force", *files)
-        self._until((self.folder / "munge.socket").exists, "munge's socket")
-        self._start("controller", "slurmctld", "-D", "-i")
+        self.start_daemon("munge", "munged", "-F", "--force", *files)
+        self.until((self.folder / "munge.socket").exists, "munge's socket")
+        self.start_daemon("controller", "slurmctld", "-D", "-i")
         for node in self.nodes:
             self.start_node(node)
-        self._until(lambda: self.states() == {"idle"}, "idle nodes")
+        self.until(lambda: self.states() == {"idle"}, "idle nodes")
 
     def start_node(self, node):
         """As a daemon, so that it is nobody's child: a test that starts it may end before."""
@@ -115,39 +111,12 @@ class Slurm:
         done = self.run("sinfo", "-h", "-N", "-o", "%T", check=False)
         return set(done.stdout.split())
 
-    def run(self, *command, limit=30, check=True, **more):
-        """A command of Slurm's."""
-        done = subprocess.run(
-            command, env={**self.environ, **more}, cwd=self.folder, capture_output=True, text=True, timeout=limit
-        )
-        assert not check or done.returncode == 0, (command, done.stdout[-3000:], done.stderr[-3000:])
-        return done
-
-    def _start(self, name, *command):
-        with (self.folder / f"{name}.out").open("ab") as out:
-            self.daemons[name] = subprocess.Popen(
-                command, env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
-
-    def _until(self, holds, what, limit=40):
-        deadline = time.monotonic() + limits.patient(limit)
-        while not holds():
-            logs = [path.read_text(errors="replace")[-1000:] for path in self.folder.glob("*.out")]
-            assert time.monotonic() < deadline, f"no {what} in {limit} s: {logs}"
-            time.sleep(0.1)
-
     def stop(self):
         self.run("scancel", "--user=root", "--full", check=False)
-        self._until(lambda: not self.run("squeue", "-h", check=False).stdout.strip(), "empty queue", limit=30)
+        self.until(lambda: not self.run("squeue", "-h", check=False).stdout.strip(), "empty queue", limit=30)
         for node in self.nodes:
             self.end_node(node)
-        for daemon in reversed(self.daemons.values()):
-            daemon.terminate()
-        for daemon in self.daemons.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(10)
-            daemon.kill()
-            daemon.wait()
+        super().stop()
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Components with examples are divided, each by its own number of them; replicas get the others whole."""
 
+import beside
 import keras
 import numpy as np
 import pytest
@@ -115,19 +116,9 @@ class Semi(keras.Model):
 
 @pytest.mark.slow
 def test_batches_of_two_sizes_with_a_table_train_as_on_one_device(four_devices):
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        data = tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices(X).batch(8), pairs(4).take(3)))
-        data = data.map(lambda many, pair: (many, pair, 0.5, tf.ones((3, 2)) / 7))
-        with strategy.scope():
-            model = Semi()
-            model.compile(keras.optimizers.SGD(0.1))
-        history = model.fit(data, epochs=2, verbose=0, shuffle=False).history["loss"]
-        return [*model.get_weights(), history]
-
-    ours, one = trained(strategies.create("mirrored", devices=four_devices[:2])), trained(tf.distribute.get_strategy())
-    for got, wanted in zip(ours, one, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    data = tf.data.Dataset.zip((tf.data.Dataset.from_tensor_slices(X).batch(8), pairs(4).take(3)))
+    data = data.map(lambda many, pair: (many, pair, 0.5, tf.ones((3, 2)) / 7))
+    beside.assert_one_devices(four_devices[:2], Semi, data, compiled=beside.descent(0.1), rtol=1e-5, atol=1e-6)
 
 
 def test_a_batch_that_is_made_from_a_number_has_examples():
@@ -148,15 +139,8 @@ class Mixed(keras.Model):
 
 @pytest.mark.slow
 def test_the_loss_of_an_epoch_counts_examples_and_not_a_tables_rows(four_devices):
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Mixed()
-            model.compile(keras.optimizers.SGD(0.001), "mse")
-        return model.fit(pairs(5).map(table), epochs=2, verbose=0, shuffle=False).history["loss"]
-
-    mirrored = strategies.create("mirrored", devices=four_devices[:2])
-    np.testing.assert_allclose(trained(mirrored), trained(tf.distribute.get_strategy()), rtol=1e-5)
+    data, compiled = pairs(5).map(table), beside.descent(0.001, "mse")
+    beside.assert_one_devices(four_devices[:2], Mixed, data, compiled=compiled, rtol=1e-5)
 
 
 class Pairs(keras.Model):
@@ -185,16 +169,9 @@ def stacked():
 @pytest.mark.slow
 @pytest.mark.parametrize("taken", [lambda pair: (pair[0], pair[1]), tf.unstack], ids=["by number", "unstacked"])
 def test_what_is_stacked_along_axis_0_is_one_devices(taken, four_devices):
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Pairs(taken)
-            model.compile(keras.optimizers.SGD(0.1))
-        history = model.fit(stacked(), epochs=2, verbose=0, shuffle=False).history["distance"]
-        return np.concatenate([history, *map(np.ravel, model.get_weights())])
-
-    mirrored = strategies.create("mirrored", devices=four_devices[:2])
-    np.testing.assert_allclose(trained(mirrored), trained(tf.distribute.get_strategy()), atol=1e-5)
+    beside.assert_one_devices(
+        four_devices[:2], lambda: Pairs(taken), stacked(), compiled=beside.descent(0.1), atol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -257,18 +234,15 @@ def test_rows_that_a_lookup_has_once_are_added_before_they_are_squared(four_devi
     x = np.random.default_rng(3).normal(size=(32, 6)) * (np.random.default_rng(4).uniform(size=(32, 6)) < 0.4)
     data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x.astype("float32")), x.sum(1, keepdims=True)))
 
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((6,), sparse=True), layers.Dense(4), layers.Dense(1)])
-            model.compile(keras.optimizers.Adam(0.05), "mse")
-        losses = model.fit(data.batch(8), epochs=3, verbose=0, shuffle=False).history["loss"]
-        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
+    def build():
+        return keras.Sequential([keras.Input((6,), sparse=True), layers.Dense(4), layers.Dense(1)])
 
-    one = trained(tf.distribute.get_strategy())
+    def compiled():
+        return keras.optimizers.Adam(0.05), "mse"
+
     for count in (2, 3):
-        many = trained(strategies.create("mirrored", devices=four_devices[:count]))
-        np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-6)
+        how = {"epochs": 3, "compiled": compiled, "rtol": 1e-5, "atol": 1e-6}
+        beside.assert_one_devices(four_devices[:count], build, data.batch(8), **how)
 
 
 class Convolving(layers.Layer):
@@ -298,14 +272,6 @@ def test_one_graph_with_a_sparse_adjacency_trains_as_on_one_device(four_devices,
     adjacency = tf.sparse.from_dense(np.eye(23, dtype="float32") + (np.outer(range(23), range(23)) % 7 == 3) / 3.0)
     given = (X[:23], tf.sparse.SparseTensor(adjacency.indices, tf.cast(adjacency.values, "float32"), (23, 23)))
 
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = one_graph()
-            model.compile(keras.optimizers.SGD(0.05), "mse")
-        data = tf.data.Dataset.from_tensors((given, X[:23, :3], (np.arange(23) < 9).astype("float32")))
-        losses = model.fit(data, epochs=3, verbose=0, shuffle=False).history["loss"]
-        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
-
-    many = trained(strategies.create("mirrored", devices=four_devices[:count]))
-    np.testing.assert_allclose(many, trained(tf.distribute.get_strategy()), rtol=1e-5, atol=1e-6)
+    data = tf.data.Dataset.from_tensors((given, X[:23, :3], (np.arange(23) < 9).astype("float32")))
+    how = {"epochs": 3, "compiled": beside.descent(0.05, "mse"), "rtol": 1e-5, "atol": 1e-6}
+    beside.assert_one_devices(four_devices[:count], one_graph, data, **how)

@@ -1,6 +1,7 @@
 """Losses, reports and gradients of shares of a batch, which are to be those of the whole batch."""
 
 import batteries
+import beside
 import keras
 import numpy as np
 import pytest
@@ -117,30 +118,21 @@ def test_a_synchronised_normalisation_behind_a_mask_is_over_what_it_leaves_of_th
     series, y = random.normal(size=(20, 5, 3)).astype("float32"), random.normal(size=(20, 1)).astype("float32")
     series[:, 3:][random.random(20) < 0.4] = 0
 
-    def trained(strategy):
-        keras.utils.set_random_seed(3)
-        with strategy.scope():
-            norm = keras.layers.BatchNormalization(synchronized=True, momentum=0.8)
-            parts = [keras.layers.Masking(), norm, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
-            model = keras.Sequential([keras.Input((5, 3)), *parts])
-            model.compile(keras.optimizers.SGD(0.03), "mse")
-        model.fit(series, y, batch_size=9, epochs=2, shuffle=False, verbose=0)
-        return np.concatenate([*map(np.ravel, model.get_weights())])
+    def build():
+        norm = keras.layers.BatchNormalization(synchronized=True, momentum=0.8)
+        parts = [keras.layers.Masking(), norm, keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((5, 3)), *parts])
 
-    one = trained(strategies.create("one_device", devices=four_devices[:1]))
-    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)
+    how = {"batch_size": 9, "seed": 3, "compiled": beside.descent(0.03, "mse")}
+    beside.assert_one_devices(four_devices[:2], build, series, y, **how)
 
 
 @pytest.mark.slow
 def test_the_log_of_a_loss_that_is_not_reduced_is_one_devices(four_devices):
     """Keras weights each example's loss by the batch's number of examples."""
 
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
-            model.compile(keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction=None))
-        return model.fit(X, Y, batch_size=9, epochs=2, shuffle=False, verbose=0).history["loss"]
+    def build():
+        return keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
 
-    two = trained(strategies.create("mirrored", devices=four_devices[:2]))
-    np.testing.assert_allclose(two, trained(tf.distribute.get_strategy()), rtol=1e-5)
+    compiled = beside.descent(0.01, keras.losses.MeanSquaredError(reduction=None))
+    beside.assert_one_devices(four_devices[:2], build, X, Y, batch_size=9, compiled=compiled, rtol=1e-5)

@@ -3,6 +3,7 @@
 import traceback
 
 import batteries
+import beside
 import keras
 import numpy as np
 import pytest
@@ -120,17 +121,10 @@ class Two(keras.Model):
 
 @pytest.mark.slow
 def test_a_scaled_loss_beside_a_plain_one(four_devices):
-    def weights(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Two()
-            model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=8.0))
-        model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-        return model.get_weights()
+    def compiled():
+        return (keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=8.0),)
 
-    one = weights(strategies.create("one_device", devices=four_devices[:1]))
-    for mine, theirs in zip(weights(strategies.create("mirrored", devices=four_devices[:2])), one, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    beside.assert_one_devices(four_devices[:2], Two, X, Y, batch_size=BATCH, compiled=compiled)
 
 
 @pytest.mark.slow
@@ -297,19 +291,11 @@ class Asks(Own):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", batteries.rows(ASKED, "itself"))
 def test_a_step_that_asks_for_the_size_of_its_batch_runs_as_it_was_looked_at(four_devices, case):
-    def weights(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Asks(lambda errors, model: ASKED[case](errors, model.rows))
-            model.compile(keras.optimizers.SGD(0.002))
-        batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True)
-        model.fit(batches, epochs=2, shuffle=False, verbose=0)
-        return model.get_weights()
+    def build():
+        return Asks(lambda errors, model: ASKED[case](errors, model.rows))
 
-    one = weights(strategies.create("one_device", devices=four_devices[:1]))
-    many = weights(strategies.create("mirrored", devices=four_devices[:2]))
-    for mine, theirs in zip(many, one, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True)
+    beside.assert_one_devices(four_devices[:2], build, batches, compiled=beside.descent(0.002))
 
 
 class Layerwise(keras.Model):
@@ -333,18 +319,8 @@ class Layerwise(keras.Model):
 @pytest.mark.slow
 @pytest.mark.usefixtures("regularizers_are_means")
 def test_what_layers_add_is_each_replicas_own_if_the_model_is_never_called(four_devices):
-    def weights(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Layerwise()
-            model.compile(keras.optimizers.SGD(0.1), "mse")
-        model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-        return model.get_weights()
-
-    one = weights(strategies.create("one_device", devices=four_devices[:1]))
-    many = weights(strategies.create("mirrored", devices=four_devices[:2]))
-    for mine, theirs in zip(many, one, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    compiled = beside.descent(0.1, "mse")
+    beside.assert_one_devices(four_devices[:2], Layerwise, X, Y, batch_size=BATCH, compiled=compiled)
 
 
 class Deciding(keras.Model):
@@ -372,15 +348,6 @@ class Deciding(keras.Model):
 
 @pytest.mark.slow
 def test_what_rows_decide_is_decided_by_the_whole_batch(four_devices):
-    def weights(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Deciding()
-            model.compile(keras.optimizers.SGD(0.05))
-        model.fit(X, Y, batch_size=5, shuffle=False, verbose=0)
-        return [int(model.optimizer.iterations.numpy()), *model.get_weights()]
-
-    one = weights(tf.distribute.get_strategy())
-    assert 0 < one[0] < 10
-    for mine, theirs in zip(weights(strategies.create("mirrored", devices=four_devices[:2])), one, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=2e-6)
+    whole = {"batch_size": 5, "epochs": 1, "compiled": beside.descent(0.05)}
+    beside.assert_one_devices(four_devices[:2], Deciding, X, Y, **whole)
+    assert 0 < sum(Y[n : n + 5].mean() > 0.2 for n in range(0, len(Y), 5)) < 10

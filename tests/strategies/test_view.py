@@ -3,6 +3,7 @@
 import logging
 
 import batteries
+import beside
 import keras
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ STEPS = [
     wb.plain,
     wb.penalised,
 ]
-IN_CI = (wb.negatives, wb.penalised)
+IN_CI = (wb.negatives,)
 
 
 @pytest.mark.slow
@@ -104,19 +105,8 @@ class Named(keras.Model):
 def test_a_step_may_compare_texts_and_what_has_no_rows(four_devices):
     names = [["one", "", "three and more", "\u00e9"][n % 4] for n in range(len(X))]
 
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Named()
-            model.compile(keras.optimizers.SGD(0.01))
-        given = tf.data.Dataset.from_tensor_slices({"x": X, "name": names}).batch(BATCH)
-        losses = model.fit(given.take(2), epochs=2, shuffle=False, verbose=0).history["loss"]
-        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
-
-    one = trained(tf.distribute.get_strategy())
-    np.testing.assert_allclose(
-        trained(strategies.create("mirrored", devices=four_devices[:2])), one, rtol=2e-5, atol=5e-6
-    )
+    given = tf.data.Dataset.from_tensor_slices({"x": X, "name": names}).batch(BATCH).take(2)
+    beside.assert_one_devices(four_devices[:2], Named, given, compiled=beside.descent(0.01), rtol=2e-5)
 
 
 class Sloped(keras.Model):
@@ -145,16 +135,7 @@ class Sloped(keras.Model):
 @pytest.mark.long
 @pytest.mark.slow
 def test_slopes_of_the_batch_are_compared_as_on_one_device(four_devices):
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Sloped()
-            model.compile(keras.optimizers.SGD(0.05))
-        losses = model.fit(data(), epochs=2, shuffle=False, verbose=0).history["loss"]
-        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
-
-    one = trained(tf.distribute.get_strategy())
-    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)
+    beside.assert_one_devices(four_devices[:2], Sloped, data(), compiled=beside.descent(0.05))
 
 
 class Denoiser(keras.Model):
@@ -177,17 +158,8 @@ class Denoiser(keras.Model):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["constant", "of the batch"])
 def test_a_step_may_know_the_size_of_the_batch(four_devices, size):
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Denoiser(size)
-            model.compile(keras.optimizers.SGD(0.1))
-        whole = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True)
-        history = model.fit(whole, epochs=2, verbose=0, shuffle=False).history["loss"]
-        return np.concatenate([history, *map(np.ravel, model.get_weights())])
-
-    one = trained(tf.distribute.get_strategy())
-    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=1e-6)
+    whole = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH, drop_remainder=True)
+    beside.assert_one_devices(four_devices[:2], lambda: Denoiser(size), whole, compiled=beside.descent(0.1), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -363,35 +335,21 @@ class Probable(keras.Model):
 
 @pytest.mark.slow
 def test_logits_go_where_probabilities_go(four_devices):
-    def trained(strategy):
-        keras.utils.set_random_seed(1)
-        with strategy.scope():
-            model = Probable()
-            model.compile(keras.optimizers.SGD(0.1))
-        losses = model.fit(data(), epochs=2, shuffle=False, verbose=0).history["loss"]
-        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
-
-    one = trained(tf.distribute.get_strategy())
-    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)
+    beside.assert_one_devices(four_devices[:2], Probable, data(), compiled=beside.descent(0.1))
 
 
 @pytest.mark.slow
 def test_the_gradient_of_a_bias_is_exchanged_where_replicas_have_other_numbers_of_rows(four_devices):
     """It is computed from nothing of a replica's but how many rows it has."""
 
-    def trained(strategy):
-        keras.utils.set_random_seed(3)
-        with strategy.scope():
-            x, y = keras.Input((6,)), keras.Input((1,))
-            p = layers.Dense(1)(x)
-            model = keras.Model([x, y], ops.mean((y - p) ** 2) * ops.ones_like(p))
-            model.compile(keras.optimizers.SGD(0.05), lambda _, errors: errors)
-        x, y = X[:41], Y[:41, :1]
-        model.fit([x, y], y, batch_size=11, verbose=0, shuffle=False)
-        return np.concatenate([*map(np.ravel, model.get_weights())])
+    def build():
+        x, y = keras.Input((6,)), keras.Input((1,))
+        p = layers.Dense(1)(x)
+        return keras.Model([x, y], ops.mean((y - p) ** 2) * ops.ones_like(p))
 
-    one = trained(tf.distribute.get_strategy())
-    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)
+    x, y = X[:41], Y[:41, :1]
+    own = beside.descent(0.05, lambda _, errors: errors)
+    beside.assert_one_devices(four_devices[:2], build, [x, y], y, batch_size=11, epochs=1, seed=3, compiled=own)
 
 
 PARTS = {
@@ -426,17 +384,9 @@ class Partly(keras.Model):
 @pytest.mark.usefixtures("regularizers_are_means")
 @pytest.mark.parametrize("part", batteries.rows(PARTS, "half"))
 def test_a_part_of_the_batch_counts_by_its_own_rows(four_devices, part):
-    def trained(strategy):
-        keras.utils.set_random_seed(3)
-        with strategy.scope():
-            model = Partly(part)
-            model.compile(keras.optimizers.SGD(0.1), "mse")
-        given = tf.data.Dataset.from_tensor_slices((X, Y)).batch(11)
-        losses = model.fit(given, epochs=2, shuffle=False, verbose=0).history["total"]
-        return np.concatenate([losses, *map(np.ravel, model.get_weights())])
-
-    one = trained(tf.distribute.get_strategy())
-    np.testing.assert_allclose(trained(strategies.create("mirrored", devices=four_devices[:2])), one, atol=5e-6)
+    given = tf.data.Dataset.from_tensor_slices((X, Y)).batch(11)
+    how = {"seed": 3, "compiled": beside.descent(0.1, "mse")}
+    beside.assert_one_devices(four_devices[:2], lambda: Partly(part), given, **how)
 
 
 class Watched(layers.Layer):

@@ -1,6 +1,5 @@
 """First steps beside parameter servers are compared with one device's, where one device has such numbers."""
 
-import json
 import pathlib
 
 import processes
@@ -13,10 +12,7 @@ IN_ORDER = ["rounds", "in_turn"]
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checked")
-    ended = processes.python(folder, str(HERE / "checked_steps.py"), "out.json", limit=240)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    return json.loads((folder / "out.json").read_text())
+    return processes.outcome(tmp_path_factory.mktemp("checked"), HERE / "checked_steps.py", limit=240)[0]
 
 
 @pytest.mark.parametrize("name", [*(f"{mode}, {model}" for mode in IN_ORDER for model in ("plain", "divided", "own")),

@@ -1,6 +1,5 @@
 """What a layer's steps make of its own state beside parameter servers: one device's where steps don't overlap."""
 
-import json
 import pathlib
 
 import numpy as np
@@ -23,10 +22,7 @@ SUMS = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("own_state")
-    ended = processes.python(folder, str(HERE / "own_state.py"), "out.json", limit=120)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    return json.loads((folder / "out.json").read_text())
+    return processes.outcome(tmp_path_factory.mktemp("own_state"), HERE / "own_state.py", limit=120)[0]
 
 
 @pytest.mark.parametrize("kind", [*SUMS, "Python"])

@@ -1,6 +1,5 @@
 """What steps of one's own return and assign beside parameter servers: one device's where steps don't overlap."""
 
-import json
 import pathlib
 import re
 
@@ -32,10 +31,7 @@ WHOLE = {
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("own_steps")
-    ended = processes.python(folder, str(HERE / "served_steps.py"), "out.json", limit=240)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    return json.loads((folder / "out.json").read_text()), ended.stderr
+    return processes.outcome(tmp_path_factory.mktemp("own_steps"), HERE / "served_steps.py", limit=240)
 
 
 @pytest.mark.parametrize("kind", KINDS)
