@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-__all__ = ["HOSTS", "measured_on", "received", "two_hosts"]
+__all__ = ["HOSTS", "measured_on", "process_on", "received", "two_hosts"]
 
 HOSTS = ("10.178.0.1", "10.178.0.2")
 
@@ -67,34 +68,56 @@ def measured_on(names: tuple[str, str], module: str, arguments: Sequence[str], *
         subprocess.TimeoutExpired: One of them took more than `limit` seconds.
     """
     addresses = ",".join(f"{host}:{port}" for host in HOSTS)
-    environ = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     with tempfile.TemporaryDirectory() as folder:
         outs = [pathlib.Path(folder, f"{rank}.json") for rank in (0, 1)]
-        running = []
-        for rank, (name, out) in enumerate(zip(names, outs, strict=True)):
-            own = [f"--rank={rank}", f"--addresses={addresses}", f"--out={out}"]
-            process = subprocess.Popen(
-                ["ip", "netns", "exec", name, sys.executable, "-m", module, *arguments, *own],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**_SAME_FOR_ALL, **environ, "TF_CPP_MIN_LOG_LEVEL": "3", "GLOO_SOCKET_IFNAME": name},
-            )
-            running.append(process)
-        try:
+        with contextlib.ExitStack() as stack:
+            running = []
+            for rank, (name, out) in enumerate(zip(names, outs, strict=True)):
+                own = [f"--rank={rank}", f"--addresses={addresses}", f"--out={out}"]
+                process = process_on(name, [module, *arguments, *own], None, GLOO_SOCKET_IFNAME=name)
+                running.append(stack.enter_context(process))
             for process in running:
                 said = process.communicate(timeout=limit)[0]
                 if process.returncode:
                     raise SystemExit(f"{module} {' '.join(arguments)} failed:\n{said[-3000:]}")
-        finally:
-            for process in running:
-                process.kill()
-                process.wait()
         first, second = (json.loads(out.read_text()) for out in outs)
     return {
         key: statistics.mean((value, second[key])) if isinstance(value, int | float) else value
         for key, value in first.items()
     }
+
+
+def process_on(name: str, module: Sequence[str], folder: str | None, **environ: str) -> subprocess.Popen:
+    """Starts a module on a host; as a context, it is ended with it.
+
+    Args:
+        name: The host's.
+        module: Its name and arguments.
+        folder: The working directory; None for this process's.
+        environ: More of its environment.
+
+    Returns:
+        The process; its input is a pipe, and what it says, on both streams, another.
+    """
+    kept = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    paths = {"PYTHONPATH": str(pathlib.Path(__file__).parents[1])}
+    return _Ended(
+        ["ip", "netns", "exec", name, sys.executable, "-m", *module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env={**_SAME_FOR_ALL, **kept, **paths, "TF_CPP_MIN_LOG_LEVEL": "3", **environ},
+    )
+
+
+class _Ended(subprocess.Popen):
+    """Is killed at the end of its context."""
+
+    def __exit__(self, *error: Any) -> None:
+        self.kill()
+        super().__exit__(*error)
 
 
 def received() -> int:
