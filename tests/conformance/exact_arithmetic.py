@@ -1,6 +1,7 @@
 """Networks whose every sum is exact in float64, so that any order of adding gives the same bits.
 
     python exact_arithmetic.py DEVICES OUT.npz WAY    as one of two workers
+    python exact_arithmetic.py served OUT.npz MODE    beside parameter servers
 
 Weights, data and rates are small multiples of powers of two, layers have no roots and no exponentials, and each batch
 and each share has a power of two of examples. One step fits into the 53 bits of a float64: each step more than doubles
@@ -128,10 +129,21 @@ def of_worker(here, **more):
     return toolkit.strategies.create("multi_worker", **more)
 
 
+def served(mode):
+    """A chief's strategy beside two workers and two parameter servers."""
+    sys.path += [str(pathlib.Path(__file__).parents[1] / "strategies" / "parameter_servers")]
+    import one_process
+
+    return one_process.as_if(one_process.served("rounds", ps=2), mode)
+
+
 def main():
     here, out, way = sys.argv[1:]
-    strategy = of_worker(int(here), **WAYS[way])
-    assert strategy.num_replicas_in_sync == 2 * int(here)
+    if here == "served":
+        strategy = served(way)
+    else:
+        strategy = of_worker(int(here), **WAYS[way])
+        assert strategy.num_replicas_in_sync == 2 * int(here)
     seen = {name: trained(strategy, name) for name in NETWORKS}
     own = pathlib.Path(out).with_suffix(f".{os.getpid()}.npz")
     np.savez(own, **seen)

@@ -57,7 +57,19 @@ def test_workers_have_one_devices_bits(tmp_path, way, devices):
     with processes.group([SCRIPT], given, tmp_path, cluster=True) as run:
         run.succeed(limit=600)
     for out in outs:
-        found = dict(np.load(out))
-        assert list(found) == list(exact.NETWORKS)
-        for name, bits in found.items():
-            assert np.array_equal(bits, one_device(name)), name
+        assert_one_devices(dict(np.load(out)))
+
+
+def assert_one_devices(found):
+    assert list(found) == list(exact.NETWORKS)
+    for name, bits in found.items():
+        assert np.array_equal(bits, one_device(name)), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", batteries.rows(["rounds", "in_turn"], "rounds"))
+def test_parameter_servers_have_one_devices_bits(tmp_path, mode):
+    out = tmp_path / "out.npz"
+    ended = processes.python(tmp_path, str(SCRIPT), "served", str(out), mode, limit=240)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert_one_devices(dict(np.load(out)))
