@@ -108,6 +108,7 @@ model.fit(batches(), steps_per_epoch=20, epochs=3, validation_data=test, verbose
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_steps_of_keras_have_a_limit_and_not_what_is_rare_between_them(launcher):
     code, out, err, _ = launcher.run("--workers=1", "--stall_floor=4", "--grace=1", limit=150, body=KERAS)

@@ -137,7 +137,7 @@ def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, machi
 )
 @pytest.mark.parametrize(
     ("replicas", "shards", "kind"),
-    batteries.rows([(3, None, "by outputs"), (3, None, "a pair"), (4, 2, "a pair")], (4, 2, "a pair")),
+    batteries.rows([(3, None, "by outputs"), (3, None, "a pair"), (4, 2, "a pair")], []),
 )
 def test_regularizers_and_constraints_are_of_the_whole(four_devices, replicas, shards, kind, extra):
     mirrored = strategies.create("mirrored", devices=four_devices[:replicas], shards=shards)

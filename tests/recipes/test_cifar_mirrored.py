@@ -82,10 +82,7 @@ def test_the_model_that_is_left_opens_in_plain_keras(undisturbed):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
-    [
-        pytest.param(signal.SIGINT, 130, id="INT"),
-        pytest.param(signal.SIGKILL, -9, id="KILL", marks=pytest.mark.versions),
-    ],
+    [pytest.param(signal.SIGINT, 130, id="INT"), pytest.param(signal.SIGKILL, -9, id="KILL")],
 )
 def test_killed_and_resumed_ends_with_the_same_bits(recipe, tmp_path, undisturbed, number, code):
     flags = (*SMALL, "--epochs=2", f"--run_dir={tmp_path / 'run'}", "--checkpoint_steps=5")

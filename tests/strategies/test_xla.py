@@ -148,7 +148,7 @@ OPTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", batteries.rows(OPTIONS, "local steps, a scaled loss"))
+@pytest.mark.parametrize("way", batteries.rows(OPTIONS, []))
 def test_options_of_the_strategy_hold(four_devices, way):
     optimizer, options = OPTIONS[way]
     plain, with_xla = (
