@@ -1,7 +1,9 @@
 """Lists what each traced step exchanges, in order: a change of it is then seen in a diff.
 
-    python tests/conformance/exchanges.py LIST ...              prints lists of `LISTS`
-    python tests/conformance/exchanges.py --rewrite [LIST ...]  writes them to tests/conformance/exchanges/; all without
+    python tests/conformance/exchanges.py [--folder=FOLDER] [LIST ...]
+
+writes lists of `LISTS` to tests/conformance/exchanges/ or the folder; all without names. Those of several processes
+start as many.
 
 A line is an exchange of the first replica: the kind, what is sent, and among how many; how often it is made in a row
 stands before it. Exchanges in branches and loops are listed where they are traced.
@@ -14,6 +16,7 @@ import inspect
 import itertools
 import os
 import pathlib
+import subprocess
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -25,7 +28,7 @@ import tensorflow as tf
 from keras import layers
 
 import toolkit
-from toolkit import parallel
+from toolkit import cluster, parallel
 from toolkit.strategies.context import this_step
 from toolkit.strategies.step import collectives
 
@@ -112,7 +115,8 @@ def exchanged(**how):
     return {"gradients": toolkit.strategies.GradientExchange(**how)}
 
 
-# Of each: the models, the number of replicas, and the options of `create`.
+# Of each: the models, the number of replicas, and the options of `create`. Where "workers" is part of the name, each
+# replica is a process.
 LISTS = {
     "replicated_2": (real_models.MODELS, 2, {}),
     "replicated_8": (SMALL, 8, {}),
@@ -125,6 +129,9 @@ LISTS = {
     "sharded_weights_64_by_8": (FIRST, 64, {"weights": "sharded", "shards": 8}),
     "sharded_layers_8": (SHARDED, 8, {}),
     "sharded_layers_64_by_8": (SHARDED, 64, {"shards": 8}),
+    "workers_2": (SMALL, 2, {}),
+    "workers_2_sharded_state": (SMALL, 2, {"optimizer_state": "sharded"}),
+    "workers_2_sharded_weights": (SMALL, 2, {"weights": "sharded"}),
 }
 
 
@@ -136,8 +143,8 @@ class Noted:
 
     @contextlib.contextmanager
     def noting(self):
-        """Replaces the two functions through which every exchange goes."""
-        within, call = collectives._within_process, collectives._call
+        """Replaces the two functions through which exchanges go, and the one gather that goes through neither."""
+        within, call, gather = collectives._within_process, collectives._call, tf.raw_ops.CollectiveGather
 
         def within_noted(x, among, result):
             caller = inspect.currentframe().f_back
@@ -150,11 +157,17 @@ class Noted:
             self._note(operation.__name__, x, None, len(members))
             return call(operation, x, among, members, place)
 
+        def gather_noted(*, input, group_size, **more):  # noqa: A002
+            self._note("gather without a place in the order", input, None, group_size)
+            return gather(input=input, group_size=group_size, **more)
+
         collectives._within_process, collectives._call = within_noted, call_noted
+        tf.raw_ops.CollectiveGather = gather_noted
         try:
             yield
         finally:
             collectives._within_process, collectives._call = within, call
+            tf.raw_ops.CollectiveGather = gather
 
     def _note(self, kind, sent, dtype, count):
         if this_step.place:
@@ -175,11 +188,12 @@ def listed(name):
     """Yields the lines of a list."""
     models, replicas, options = LISTS[name]
     yield ", ".join([f"{replicas} replicas", *(f"{key}={value}" for key, value in options.items())])
-    devices = [f"CPU:{number}" for number in range(replicas)]
+    chosen = {"devices": [f"CPU:{number}" for number in range(replicas)]}
     for model_name, (build, data) in models.items():
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
-        strategy = toolkit.strategies.create("mirrored", devices=devices, **options)
+        kind, where = ("multi_worker", {}) if "workers" in name else ("mirrored", chosen)
+        strategy = toolkit.strategies.create(kind, **where, **options)
         with strategy.scope():
             model = build()
         batch = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda each: each[:BATCH], data)).batch(BATCH)
@@ -195,19 +209,23 @@ def listed(name):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rewrite", action="store_true")
+    parser.add_argument("--folder", type=pathlib.Path, default=FOLDER)
     parser.add_argument("lists", nargs="*", choices=[*LISTS, []], metavar="LIST")
     given = parser.parse_args()
-    most = max(replicas for name, (_, replicas, _) in LISTS.items() if name in (given.lists or LISTS))
+    names = given.lists or list(LISTS)
+    most = max((LISTS[name][1] for name in names if "workers" not in name), default=1)
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * most)
-    for name in given.lists or LISTS:
+    given.folder.mkdir(exist_ok=True)
+    own = cluster.discover(os.environ)
+    for name in names:
+        if "workers" in name and own is None:
+            launch = [sys.executable, "-m", "toolkit", "launch", f"--workers={LISTS[name][1]}", __file__]
+            subprocess.run([*launch, f"--folder={given.folder.absolute()}", name], check=True)
+            continue
         text = "\n".join(listed(name)) + "\n"
-        if given.rewrite:
-            FOLDER.mkdir(exist_ok=True)
-            (FOLDER / f"{name}.txt").write_text(text, encoding="utf-8")
-        else:
-            sys.stdout.write(text)
+        if own is None or own.task == own.cluster.chief:
+            (given.folder / f"{name}.txt").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
