@@ -187,11 +187,14 @@ def _say(found: dict[str, Any], *, as_json: bool) -> int:
 
 
 def _same(steps: Sequence[Step]) -> str:
+    from toolkit.strategies.check.first_step import of_first_rows
+
     calls = ", ".join(dict.fromkeys(each.call for each in steps))
     dtypes = " and ".join(sorted({name for each in steps for name in each.dtypes}))
     several = "steps" if len(steps) > 1 else "step"
     tensors = sum(each.tensors for each in steps)
-    return f"The same, but for rounding: {tensors} tensors of {len(steps)} {several} ({calls}), in {dtypes}."
+    fewer = "".join(f" {_where(each)} is compared{of_first_rows(each)}." for each in steps if each.rows)
+    return f"The same, but for rounding: {tensors} tensors of {len(steps)} {several} ({calls}), in {dtypes}.{fewer}"
 
 
 def _where(step: Step) -> str:
@@ -200,9 +203,9 @@ def _where(step: Step) -> str:
 
 
 def _say_difference(step: Step) -> None:
-    from toolkit.strategies.check.first_step import REMEDY
+    from toolkit.strategies.check.first_step import REMEDY, of_first_rows
 
-    print(f"Not the same. {_where(step)} isn't one device's: {step.first}.")
+    print(f"Not the same. {_where(step)} isn't one device's: {step.first}{of_first_rows(step)}.")
     names = ", ".join(each.partition(" differs by")[0] for each in step.differs[:_AFTER])
     print(f"{len(step.differs)} of {step.tensors} variables and logs differ then, such as {names}.")
     print(f"A known difference: {step.known}." if step.known else f"{REMEDY}.")

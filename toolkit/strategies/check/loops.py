@@ -17,7 +17,9 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.check import watching
-from toolkit.strategies.check.first_step import compared, conclude
+from toolkit.strategies.check.both_ways import BothWays, compared
+from toolkit.strategies.check.fewer_rows import Rows, by_example, counted, dealt_to_loop, first_rows
+from toolkit.strategies.check.first_step import conclude
 from toolkit.strategies.check.plain import PlainStep, Settings
 from toolkit.strategies.check.state import Objects
 from toolkit.strategies.check.watching import Step
@@ -76,21 +78,33 @@ def _compared(strategy: Any, call: Callable, function: Any, args: tuple, kwargs:
         step.skipped = "the function reads its batches itself. Give it one batch for each call"
         _keep(step)
         return call(*args, **kwargs)
-    given = whole_batch(strategy, [list(args), dict(kwargs)])
+    given = [list(args), dict(kwargs)]
+    whole = whole_batch(strategy, given)
+    own = [isinstance(each, tf.distribute.DistributedValues) for each in tf.nest.flatten(given)]
+    divided = [each and has_rows for each, has_rows in zip(own, by_example(whole, given), strict=True)]
     objects = found_in(function.python_function)
 
     def make() -> Callable:
         once = tf.function(function.python_function, autograph=function._autograph)
         return lambda batches: once(*batches[0][0], **batches[0][1])
 
-    plain = PlainStep(objects, make, [given], Settings(strategy=strategy))
+    def both(given: list, whole: Any) -> BothWays:
+        return BothWays(
+            PlainStep(objects, make, [whole], Settings(strategy=strategy)), lambda: call(*given[0], **given[1])
+        )
+
+    def fewer(rows: int) -> BothWays:
+        cut = first_rows(whole, divided, rows)
+        return both(dealt_to_loop(strategy, cut, divided), cut)
+
     found = compared(
         strategy,
         step,
-        plain,
-        lambda: call(*args, **kwargs),
-        known=lambda: _known(plain, objects),
+        both(given, whole),
+        known=lambda plain: _known(plain, objects),
         logs=lambda found: _logs(strategy, found),
+        # A loop may take a mean of an empty share.
+        rows=Rows(counted(strategy, [whole], divided), replica_count(strategy), fewer),
     )
     _keep(step)
     return found

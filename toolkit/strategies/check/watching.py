@@ -28,6 +28,8 @@ class Step:
         skipped: Why nothing could be compared; "" otherwise.
         seconds: How long it took, beside the script's own step.
         runs: How often one device has made the step.
+        rows: How many of a batch's rows were compared, the first ones, where one device can't hold all; 0 for all.
+        of_rows: How many rows the batch has then.
     """
 
     call: str
@@ -41,6 +43,8 @@ class Step:
     skipped: str = ""
     seconds: float = 0.0
     runs: int = 0
+    rows: int = 0
+    of_rows: int = 0
 
 
 @dataclasses.dataclass
