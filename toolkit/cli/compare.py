@@ -9,6 +9,9 @@ The script runs as it is, but each fit, evaluate and predict ends after its firs
 as plain Keras computes it on one device, from the same batch, weights, slots, metrics and seeds, and every tensor is
 compared. How far they may be apart, the step's own rounding says. Without two GPUs, two CPU devices stand in for them.
 
+Loops of a script's own go on, around train_on_batch or strategy.run. Where a call returns single numbers, those of its
+first step stand for the next. A script that makes many more calls, and no new ones, is ended.
+
 A Run writes to a temporary folder. What else the script writes, it writes: a model that it saves was trained for a
 step.
 
@@ -139,7 +142,8 @@ def _here(given: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
             if not isinstance(error, RequestError):
                 traceback.print_exc()
             failed = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return {"steps": [dataclasses.asdict(each) for each in session.steps], "failed": failed}
+    steps = [dataclasses.asdict(each) for each in session.steps]
+    return {"steps": steps, "failed": failed, "ended": session.ended}
 
 
 def _give_devices(gpus: int | None) -> None:
@@ -181,6 +185,8 @@ def _say(found: dict[str, Any], *, as_json: bool) -> int:
         print(_same(compared))
     if found["failed"]:
         print(f"The script failed: {found['failed']}.")
+    elif found["ended"]:
+        print(f"The script's own calls went on, and it was ended in {found['ended']}: all were compared before.")
     elif not steps:
         print("Nothing was compared: the script trained with no strategy of toolkit.strategies.create, or one replica.")
     return code

@@ -28,6 +28,7 @@ from toolkit.strategies.check.plain import PlainStep, step_of
 from toolkit.strategies.check.state import Saved
 from toolkit.strategies.check.watching import Step
 from toolkit.strategies.check.whole_batches import unsized, whole_batch
+from toolkit.strategies.context import this_step
 from toolkit.strategies.options import Options, options_of
 from toolkit.strategies.step.moments import normalisations, normalises_batch
 from toolkit.strategies.step.train_step import has_one_size
@@ -70,24 +71,40 @@ def check_first(kind: str, model: Any, function: StepFunction, made: Made | None
 
 
 class _Watched:
-    """Stands around a function of a script that is only compared: each call of Keras's ends after its first step."""
+    """Stands around a function of a script that is only compared: each call of Keras's ends after its first step.
+
+    A script's own calls with single batches go on. If they return numbers, those of the first step stand for the next.
+    """
 
     def __init__(self, kind: str, model: Any, made: Made) -> None:
-        self._kind, self._model, self._made, self._compared = kind, model, made, False
+        self._kind, self._model, self._made = kind, model, made
+        self._compared = False
+        self._logs: Any = None  # Of the step that was compared, if others can do with them.
 
     def __call__(self, within: Callable, batches: Any) -> Any:
         """Makes a step."""
-        if self._compared:
-            logs = within(batches)
-        else:
+        session = watching.session()
+        if not self._compared:
             logs, step = self._made(self._kind, self._model, within, batches)
-            self._compared = step is not None
-            session = watching.session()
             if step is not None and session is not None:
                 session.steps.append(step)
-        if watching.session() is not None:
+            self._compared = step is not None
+            self._logs = logs if are_numbers(logs) else None
+        else:
+            stands = self._logs is not None and this_step.on_batch == self._kind
+            if session is not None:
+                line = line_of(users_frame(sys._getframe(1)))
+                session.again(_call_of(self._kind), line, made=not stands)
+            logs = self._logs if stands else within(batches)
+        if session is not None:
             watching.end_call(self._model, self._kind)
         return logs
+
+
+def are_numbers(logs: Any) -> bool:
+    """Whether all that a step returns are single numbers, which no script tells from those of another step."""
+    leaves = [each for each in tf.nest.flatten(logs) if each is not None]
+    return all(not isinstance(each, tf.distribute.DistributedValues) and np.ndim(each) == 0 for each in leaves)
 
 
 def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> tuple[Any, Step | None]:
@@ -116,9 +133,13 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
     return compared(strategy, step, both(taken, spec, whole), known=known, rows=Rows(rows, 1, fewer)), step
 
 
+def _call_of(kind: str) -> str:
+    return f"{kind}_on_batch" if this_step.on_batch == kind else _CALLS[kind]
+
+
 def begun(kind: str, model: Any) -> Step:
     """Returns the step that a script's call makes, before anything has come of it."""
-    return Step(_CALLS[kind], model.name, line_of(users_frame(sys._getframe(1))))
+    return Step(_call_of(kind), model.name, line_of(users_frame(sys._getframe(1))))
 
 
 def _taken(batches: Any, count: int | None) -> tuple[list, Any]:

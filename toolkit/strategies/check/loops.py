@@ -19,7 +19,7 @@ import tensorflow as tf
 from toolkit.strategies.check import watching
 from toolkit.strategies.check.both_ways import BothWays, compared
 from toolkit.strategies.check.fewer_rows import Rows, by_example, counted, dealt_to_loop, first_rows
-from toolkit.strategies.check.first_step import conclude
+from toolkit.strategies.check.first_step import are_numbers, conclude
 from toolkit.strategies.check.plain import PlainStep, Settings
 from toolkit.strategies.check.state import Objects
 from toolkit.strategies.check.watching import Step
@@ -31,6 +31,10 @@ from toolkit.support.frames import line_of, users_frame
 
 _called: weakref.WeakSet = weakref.WeakSet()  # Functions that have made the variables that they need.
 _seen: weakref.WeakSet = weakref.WeakSet()  # Functions that were compared, or needn't be.
+# What the compared call of a function has returned, in a script that is only compared; None if it can't stand for the
+# next ones.
+_stand: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_CALL = "the loop"
 _LIBRARIES = ("keras.", "tensorflow.", "toolkit.")
 _KINDS = (keras.layers.Layer, keras.optimizers.Optimizer, keras.Metric, keras.Variable)
 _DEEPEST = 6  # How far a reference is followed.
@@ -45,6 +49,11 @@ def watch_loops() -> None:
 def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a function, and compares its first call if it runs a step on replicas."""
     python = function.python_function
+    session = watching.session()
+    if session is not None and function in _stand and tf.executing_eagerly():
+        stands = _stand[function]
+        session.again(_CALL, line_of(users_frame(sys._getframe(1))), made=stands is None)
+        return original(function, *args, **kwargs) if stands is None else stands[0]
     known = (
         not tf.executing_eagerly() or function in _seen or str(getattr(python, "__module__", "")).startswith(_LIBRARIES)
     )
@@ -57,7 +66,10 @@ def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     strategy = _runs(function.get_concrete_function(*args, **kwargs).graph)
     if strategy is None or replica_count(strategy) == 1:
         return original(function, *args, **kwargs)
-    return _compared(strategy, functools.partial(original, function), function, args, kwargs)
+    found = _compared(strategy, functools.partial(original, function), function, args, kwargs)
+    if session is not None:
+        _stand[function] = (found,) if are_numbers(found) else None
+    return found
 
 
 def _are_built(objects: Objects) -> bool:
@@ -70,9 +82,7 @@ def _runs(graph: Any) -> Any:
 
 
 def _compared(strategy: Any, call: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
-    step = Step(
-        "the loop", str(getattr(function.python_function, "__name__", "")), line_of(users_frame(sys._getframe(1)))
-    )
+    step = Step(_CALL, str(getattr(function.python_function, "__name__", "")), line_of(users_frame(sys._getframe(1))))
     readers = (tf.data.Dataset, tf.data.Iterator, tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)
     if any(isinstance(each, readers) for each in tf.nest.flatten((args, kwargs))):
         step.skipped = "the function reads its batches itself. Give it one batch for each call"

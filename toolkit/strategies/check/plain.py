@@ -46,7 +46,7 @@ class Settings:
         notes: Notes what the step computes on its way; None to compute it as Keras does.
         unsized: For each component of a batch, flattened, whether its number of rows isn't known when it is traced;
             () if all are.
-        sums: Whether gradients are moved, too, where layers add them up: see `PlainStep.in_other_orders`.
+        sums: Whether sums are moved, too: see `PlainStep.in_other_orders`.
     """
 
     model: Any = None
@@ -98,11 +98,12 @@ class PlainStep:
         outside(self._trace)
 
     def in_other_orders(self) -> "PlainStep":
-        """Returns the same step, not traced yet, whose `run` also moves gradients where a layer adds them up.
+        """Returns the same step, not traced yet, whose `run` also moves what layers add up.
 
         A sum of many numbers that are alike, such as the gradient of a bias behind an average of a picture, loses the
         same part of each of them, as large as a rounding of the sum: of a hundred thousand some thousandths may be
-        lost, and in parts less. Numbers that are moved by as much lose other parts.
+        lost, and of fewer less. Gradients that are moved by as much lose other parts. A batch's moments are added up in
+        another order.
         """
         settings = dataclasses.replace(self.settings, sums=True)
         return PlainStep(self._objects, self._make, self.batches, settings)
@@ -198,6 +199,8 @@ class PlainStep:
             stack.callback(np.random.set_state, np.random.get_state(legacy=True))
             stack.enter_context(away())
             stack.enter_context(instead(keras.layers.Layer, "__call__", self._with_moved_outputs))
+            if self.settings.sums:
+                stack.enter_context(instead(keras.layers.BatchNormalization, "_moments", _of_examples_first))
             self._set_thread()
             put = _Put(stack)
             self._put_variables(put)
@@ -283,7 +286,10 @@ class PlainStep:
                 noise = tf.cast(self._signs(x, number) * self._moves[0], x.dtype)
                 # Whole numbers stay: they may count, or name something.
                 found = tf.where((self._moves[0] > 0) & (x != tf.round(x)), x + x * noise, x)
-                return found, lambda upstream: self._with_lost_parts(upstream, number) if self.settings.sums else upstream
+                return (
+                    found,
+                    lambda upstream: self._with_lost_parts(upstream, number) if self.settings.sums else upstream,
+                )
 
             return attached(x, moved(x), lambda kept: kept)
 
@@ -320,6 +326,23 @@ class _Put:
         else:
             self._stack.callback(own.pop, name, None)
         own[name] = value
+
+
+def _of_examples_first(moments: Callable) -> Callable:
+    """Returns moments that add up each example's numbers first, and then those of the batch."""
+
+    def found(layer: Any, inputs: Any, mask: Any) -> tuple:
+        within = [axis for axis in layer._reduction_axes if axis != 0]
+        if mask is not None or not within or len(within) == len(layer._reduction_axes):
+            return moments(layer, inputs, mask)
+
+        def mean_of(x: Any) -> Any:
+            return tf.reduce_mean(tf.reduce_mean(x, within, keepdims=True), 0, keepdims=True)
+
+        mean = mean_of(inputs)
+        return tf.squeeze(mean), tf.squeeze(mean_of(tf.math.squared_difference(inputs, mean)))
+
+    return found
 
 
 def _plain_variable(held: Held) -> Any:
