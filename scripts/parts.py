@@ -35,13 +35,23 @@ SUITES = {
     "next versions": ("scripts/test-next",),
     "first faults": ("scripts/test", "-m", "first and fault"),
     "long": ("scripts/test", "-m", "long and not fault and not soak"),
+    # First steps are compared tensor by tensor, too: tests/conformance/checked.py.
+    "checked": (
+        *("env", "CHECKED_STEPS=first_step", "scripts/test"),
+        *("-m", "slow and not long and not fault and not gpu", "tests/conformance"),
+    ),
     "faults": ("scripts/test", "-m", "fault"),
     "soak": ("scripts/test", "-m", "soak"),
     "gpu": ("scripts/test", "-m", "gpu"),
 }
 CI = ("test", "oldest versions", "next versions", "first faults")
-ALL = ("test", "long", "oldest versions", "all on the oldest", "next versions", "faults", "soak", "gpu")
-VERSIONS = ("oldest versions", "all on the oldest", "next versions")  # They run the same tests whatever has changed.
+ALL = ("test", "long", "checked", "oldest versions", "all on the oldest", "next versions", "faults", "soak", "gpu")
+ALIKE = (
+    "checked",
+    "oldest versions",
+    "all on the oldest",
+    "next versions",
+)  # They run the same tests whatever has changed.
 # tests/ mirrors toolkit/; beside the folder of its own name, each room is covered by these.
 ALSO_COVERED_BY = {
     "cluster": ("fuzz", "multiprocess"),
@@ -185,13 +195,13 @@ def main() -> None:
     places = places_of(given.room) if given.room else []
     names = CI if given.what == "ci" else ALL
     if given.room not in (None, "strategies", "parallel"):
-        names = tuple(name for name in names if name not in VERSIONS)
+        names = tuple(name for name in names if name not in ALIKE)
     if shutil.which("nvidia-smi") is None:
         names = tuple(name for name in names if name != "gpu")
     parts = [run_check(name) for name in CHECKS]
     for name in names:
         print(f"\n=== {name}", flush=True)
-        parts.append(run_suite(name, [] if name in VERSIONS else places))
+        parts.append(run_suite(name, [] if name in ALIKE else places))
     print("\n".join(["", table(parts), "", skipped(parts), failed(parts), flaky(parts)]), flush=True)
     sys.exit(0 if all(part.ok for part in parts) else 1)
 

@@ -91,6 +91,59 @@ def test_parameter_servers_are_launched(tmp_path, compare):
     assert "of 3 steps (fit, evaluate, predict), in float32." in done.stdout
 
 
+OWN_LOOP = """
+import keras, numpy as np, tensorflow as tf, toolkit
+
+strategy = toolkit.strategies.create()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+x, y = np.random.default_rng(0).normal(size=(9, 6)).astype("float32"), np.arange(9) % 3
+if "CALL" == "train_on_batch":
+    train = model.train_on_batch
+else:
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)
+            loss = tf.reduce_sum(losses) / 9.0
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+    @tf.function
+    def replicated(batch):
+        return strategy.reduce("SUM", strategy.run(step, args=batch), axis=None)
+
+    data = tf.data.Dataset.from_tensors((x, y))
+    (batch,) = strategy.experimental_distribute_dataset(data)
+    train = lambda *_: replicated(batch)
+count = 0
+try:
+    while count < 10**6:
+        for _ in range(99):
+            count += 1
+            loss = float(train(x, y))
+        assert model.predict_on_batch(x[: 1 + count % 7]).shape == (1 + count % 7, 3)
+        model.test_on_batch(x, y)
+        model.predict_on_batch(x)
+finally:
+    print("CALLS", count, "STEPS", int(optimizer.iterations))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["train_on_batch", "the loop"])
+def test_a_loop_of_a_scripts_own_is_ended(tmp_path, compare, call):
+    (tmp_path / "train.py").write_text(OWN_LOOP.replace("CALL", call, 1))
+    done = compare("train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"of 3 steps ({call}, predict_on_batch, test_on_batch), in float32." in done.stdout
+    assert "The script's own calls went on, and it was ended in predict_on_batch (train.py, line " in done.stdout
+    (counted,) = [line.split() for line in done.stdout.splitlines() if line.startswith("CALLS")]
+    assert 400 < int(counted[1]) < 1500
+    assert int(counted[3]) < 4
+
+
 @pytest.mark.slow
 def test_a_script_that_fails_or_has_no_strategy_ends_in_2(tmp_path, compare):
     (tmp_path / "train.py").write_text("raise ValueError('no data')")

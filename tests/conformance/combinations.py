@@ -10,6 +10,7 @@ Under multi_worker there are as many of these as replicas, each with its TF_CONF
 
 import sys
 
+import checked
 import keras
 import numpy as np
 import train
@@ -24,7 +25,7 @@ MACHINE = Machine(name="any", speed=1e12, inside=Link(bandwidth=1e9))
 def main():
     name, replicas, out, *ways = sys.argv[1:]
     devices = toolkit.devices.configure(gpus=1 if name == "multi_worker" else int(replicas), emulate="always")
-    strategy = toolkit.strategies.create(name, devices=devices.logical_devices)
+    strategy = toolkit.strategies.create(name, devices=devices.logical_devices, check=checked.CHECK)
     examples = toolkit.data.data_sets.load_shapes(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=train.BATCH, seed=2)
     setting = Setting(replicas=strategy.num_replicas_in_sync, global_batch=32 * strategy.num_replicas_in_sync)

@@ -25,6 +25,7 @@ import tempfile
 import threading
 import typing
 
+import checked
 import hypothesis
 import keras
 import numpy as np
@@ -1047,6 +1048,7 @@ def strategy_for(kind, crossing, devices):
         gradients=toolkit.strategies.GradientExchange(compression="powersgd", rank=6) if state == "powersgd" else None,
         local=toolkit.strategies.LocalSteps(every=1) if state == "local" else None,
         optimizer_state="sharded" if state == "zero1" else "replicated",
+        check=checked.CHECK,
     )
 
 

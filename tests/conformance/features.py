@@ -13,6 +13,7 @@ import os
 import pathlib
 import sys
 
+import checked
 import keras
 import numpy as np
 import tensorflow as tf
@@ -1147,11 +1148,11 @@ def make(kind, replicas):
         return strategy
     if kind in SERVED:
         options = toolkit.strategies.ParameterServerOptions(**SERVED[kind])
-        return toolkit.strategies.create("auto", parameter_server=options)
-    more = {}
+        return toolkit.strategies.create("auto", parameter_server=options, check=checked.CHECK)
+    more = {"check": checked.CHECK}
     if kind == "sharded":
         sharded_weights.SMALLEST = 1
-        kind, more = "mirrored", {"weights": "sharded"}
+        kind, more = "mirrored", {"weights": "sharded", **more}
     devices = toolkit.devices.configure(gpus=1 if kind == "multi_worker" else replicas, emulate="always")
     return toolkit.strategies.create(kind, devices=devices.logical_devices, **more)
 

@@ -12,6 +12,7 @@ import pathlib
 import sys
 import tempfile
 
+import checked
 import keras
 import numpy as np
 import own_steps
@@ -462,10 +463,10 @@ def main():
     kind, replicas, out, *names = sys.argv[1:]
     if kind in train.SERVED:
         options = toolkit.strategies.ParameterServerOptions(**train.SERVED[kind])
-        strategy = toolkit.strategies.create("auto", parameter_server=options)
+        strategy = toolkit.strategies.create("auto", parameter_server=options, check=checked.CHECK)
     else:
         devices = toolkit.devices.configure(gpus=1 if kind == "multi_worker" else int(replicas), emulate="always")
-        strategy = toolkit.strategies.create(kind, devices=devices.logical_devices)
+        strategy = toolkit.strategies.create(kind, devices=devices.logical_devices, check=checked.CHECK)
     seen = {}
     for name in names or MODELS:
         found = trained(strategy, name, pathlib.Path(out).parent)

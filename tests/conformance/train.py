@@ -13,6 +13,7 @@ import json
 import sys
 import types
 
+import checked
 import keras
 import numpy as np
 
@@ -141,13 +142,14 @@ def main():
     keras.config.set_floatx(dtype)
     if name in SERVED:
         strategy = toolkit.strategies.create(
-            "auto", parameter_server=toolkit.strategies.ParameterServerOptions(**SERVED[name])
+            "auto", parameter_server=toolkit.strategies.ParameterServerOptions(**SERVED[name]), check=checked.CHECK
         )
     else:
         name, shards, slots = [*name.split("/"), "", ""][:3]
         here = 1 if name == "multi_worker" else int(replicas)
         devices = toolkit.devices.configure(gpus=here, emulate="always")
         more = {"shards": int(shards) if shards else None, "optimizer_state": slots or "replicated"}
+        more["check"] = checked.CHECK
         strategy = toolkit.strategies.create(name, devices=devices.logical_devices, **more)
     examples = load_shapes(train=600, test=203)
     batches = toolkit.data.Batches(examples=examples, strategy=strategy, global_batch_size=BATCH, seed=2)

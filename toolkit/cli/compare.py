@@ -9,6 +9,9 @@ The script runs as it is, but each fit, evaluate and predict ends after its firs
 as plain Keras computes it on one device, from the same batch, weights, slots, metrics and seeds, and every tensor is
 compared. How far they may be apart, the step's own rounding says. Without two GPUs, two CPU devices stand in for them.
 
+Loops of a script's own go on, around train_on_batch or strategy.run. Where a call returns single numbers, those of its
+first step stand for the next. A script that makes many more calls, and no new ones, is ended.
+
 A Run writes to a temporary folder. What else the script writes, it writes: a model that it saves was trained for a
 step.
 
@@ -139,7 +142,8 @@ def _here(given: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
             if not isinstance(error, RequestError):
                 traceback.print_exc()
             failed = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return {"steps": [dataclasses.asdict(each) for each in session.steps], "failed": failed}
+    steps = [dataclasses.asdict(each) for each in session.steps]
+    return {"steps": steps, "failed": failed, "ended": session.ended}
 
 
 def _give_devices(gpus: int | None) -> None:
@@ -181,17 +185,22 @@ def _say(found: dict[str, Any], *, as_json: bool) -> int:
         print(_same(compared))
     if found["failed"]:
         print(f"The script failed: {found['failed']}.")
+    elif found["ended"]:
+        print(f"The script's own calls went on, and it was ended in {found['ended']}: all were compared before.")
     elif not steps:
         print("Nothing was compared: the script trained with no strategy of toolkit.strategies.create, or one replica.")
     return code
 
 
 def _same(steps: Sequence[Step]) -> str:
+    from toolkit.strategies.check.first_step import of_first_rows
+
     calls = ", ".join(dict.fromkeys(each.call for each in steps))
     dtypes = " and ".join(sorted({name for each in steps for name in each.dtypes}))
     several = "steps" if len(steps) > 1 else "step"
     tensors = sum(each.tensors for each in steps)
-    return f"The same, but for rounding: {tensors} tensors of {len(steps)} {several} ({calls}), in {dtypes}."
+    fewer = "".join(f" {_where(each)} is compared{of_first_rows(each)}." for each in steps if each.rows)
+    return f"The same, but for rounding: {tensors} tensors of {len(steps)} {several} ({calls}), in {dtypes}.{fewer}"
 
 
 def _where(step: Step) -> str:
@@ -200,9 +209,9 @@ def _where(step: Step) -> str:
 
 
 def _say_difference(step: Step) -> None:
-    from toolkit.strategies.check.first_step import REMEDY
+    from toolkit.strategies.check.first_step import REMEDY, of_first_rows
 
-    print(f"Not the same. {_where(step)} isn't one device's: {step.first}.")
+    print(f"Not the same. {_where(step)} isn't one device's: {step.first}{of_first_rows(step)}.")
     names = ", ".join(each.partition(" differs by")[0] for each in step.differs[:_AFTER])
     print(f"{len(step.differs)} of {step.tensors} variables and logs differ then, such as {names}.")
     print(f"A known difference: {step.known}." if step.known else f"{REMEDY}.")

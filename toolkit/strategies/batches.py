@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.pipelines import (
     Draw,
     by_example,
@@ -145,6 +146,48 @@ def share_of(batch: Any, index: Any, count: int, divided: Sequence[bool]) -> Par
     shares = [leaf if size is None else _share(leaf, *own(size)) for leaf, size in zip(leaves, sizes, strict=True)]
     tables = {str(number): True for number, each in enumerate(divided) if not each}
     return Part(tf.nest.pack_sequence_as(batch, shares), last - first, tables)
+
+
+def dealt(strategy: tf.distribute.Strategy, batch: Any, divided: Sequence[bool], *, alone: bool = False) -> Any:
+    """Returns a batch, which all processes have, with replicas' shares in place of tensors.
+
+    Args:
+        strategy: Whose replicas get them.
+        batch: Of tensors, in any structure; None stands for what isn't there.
+        divided: As of `share_of`.
+        alone: Whether the first replica has all examples, and the others count for nothing.
+
+    Returns:
+        The batch's structure, where each replica has as many rows of each component; a `Part` of it otherwise.
+    """
+    count, local = replica_count(strategy), len(strategy.extended.worker_devices)
+    leaves = tf.nest.flatten(batch)
+    own_rows = [int(_rows(leaf)) for leaf, each in zip(leaves, divided, strict=True) if each]
+    rows = max(own_rows, default=0)
+
+    def own(context: Any) -> Part:
+        worker, place = divmod(context.replica_id_in_sync_group, local)
+        index = shares_of_worker(tf.distribute.InputContext(count // local, worker, count))[place]
+        if not any(divided) or alone:
+            return Part(leaves, tf.constant(rows if index == 0 else 0, tf.int64), {})
+        return share_of(leaves, index, count, divided)
+
+    parts: dict[int, Part] = {}
+
+    def distributed(pick: Callable) -> Any:
+        def value(context: Any) -> Any:
+            number = context.replica_id_in_sync_group
+            if number not in parts:
+                parts[number] = own(context)
+            return pick(parts[number])
+
+        return strategy.experimental_distribute_values_from_function(value)
+
+    every = [None if leaf is None else distributed(lambda part, n=n: part.batch[n]) for n, leaf in enumerate(leaves)]
+    shares = tf.nest.pack_sequence_as(batch, every)
+    if all(divided) and rows and all(each == rows for each in own_rows) and rows % count == 0 and not alone:
+        return shares
+    return Part(shares, distributed(lambda part: part.rows), parts[next(iter(parts))].tables)
 
 
 def _divides(sizes: Sequence[Any], index: tf.Tensor) -> Any:

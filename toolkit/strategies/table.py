@@ -86,8 +86,8 @@ def create(
             device, and every tensor of it compared; a difference that rounding doesn't explain raises. The script's
             own numbers stay the same to the bit. Of your own loop, the first call of a `tf.function` that calls
             `strategy.run` is compared. Beside parameter servers, rounds and steps in turn are. It costs a trace and a
-            few steps, and one device, or the chief, must hold the model and the whole batch. "none": nothing is
-            compared.
+            few steps, and one device, or the chief, must hold the model. If it can't hold a batch, its first rows are
+            compared, but not beside parameter servers. "none": nothing is compared.
 
     Returns:
         An ordinary `tf.distribute.Strategy`.

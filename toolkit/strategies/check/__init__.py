@@ -10,6 +10,8 @@ notes          the outputs of layers and the gradients that a step computes on i
 diagnosis      where a step that differs begins to differ
 loops          a script's own loop around `strategy.run`
 watching       a script that is only compared, by `toolkit compare`
+both_ways      the step on replicas and on one device, and how they are judged
+fewer_rows     a batch's first rows, where one device can't hold all of them
 first_step     when it is compared, and what comes of it
 
 `plain` has as little as possible of what it judges: no answer of ours, no method that was attached, no strategy.

@@ -56,7 +56,7 @@ def _both(
 ) -> tuple:
     """Returns what one device's step and replicas' compute on their way."""
     one, ours = Notes(), Notes()
-    plain = step_of(model, kind, [whole], unsized(spec), one)
+    plain = step_of(model, kind, [whole], unsized(spec), one).in_other_orders()
     plain.trace()
     made = [plain.run(before, draw=draw)[0][1].get(0, []) for draw in range(1 + _DRAWS)]
     after = Saved(plain.held)

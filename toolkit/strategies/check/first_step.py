@@ -5,11 +5,8 @@ the same to the bit. Before it the step is traced as plain Keras makes it, and a
 variables: once as it is, and once moved by a rounding. Where something differs, it is moved a few times more.
 """
 
-import json
 import logging
-import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,26 +14,30 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
+from toolkit.strategies.batches import dealt
 from toolkit.strategies.check import watching
-from toolkit.strategies.check.comparing import Compared, compare, leaves_of
+from toolkit.strategies.check.both_ways import BothWays, compared
 from toolkit.strategies.check.diagnosis import first_apart
+from toolkit.strategies.check.fewer_rows import (
+    Rows,
+    by_example,
+    counted,
+    first_rows,
+)
 from toolkit.strategies.check.plain import PlainStep, step_of
-from toolkit.strategies.check.state import Of, Saved
+from toolkit.strategies.check.state import Saved
 from toolkit.strategies.check.watching import Step
 from toolkit.strategies.check.whole_batches import unsized, whole_batch
-from toolkit.strategies.mesh import replica_count
+from toolkit.strategies.context import this_step
 from toolkit.strategies.options import Options, options_of
-from toolkit.strategies.processes.agreement import gather
 from toolkit.strategies.step.moments import normalisations, normalises_batch
+from toolkit.strategies.step.train_step import has_one_size
 from toolkit.strategies.upstream.train_function import Around, StepFunction
 from toolkit.support.frames import line_of, users_frame
 
 _LOG = logging.getLogger(__name__)
 REMEDY = "Look at what the script computes there of the whole batch; where all of it is Keras's, please report it"
-_DRAWS = "it draws by a state of TensorFlow's (%s), and never twice the same. keras.random draws what one device draws"
 _CALLS = {"train": "fit", "test": "evaluate", "predict": "predict"}
-_AGAIN = 4  # How often a step that seems to differ is moved by a rounding.
-_ORDER = {each: number for number, each in enumerate(Of)}
 
 
 # Makes a call of a script's own: takes the kind, the model, the function within, and its batches. Returns what that
@@ -70,24 +71,40 @@ def check_first(kind: str, model: Any, function: StepFunction, made: Made | None
 
 
 class _Watched:
-    """Stands around a function of a script that is only compared: each call of Keras's ends after its first step."""
+    """Stands around a function of a script that is only compared: each call of Keras's ends after its first step.
+
+    A script's own calls with single batches go on. If they return numbers, those of the first step stand for the next.
+    """
 
     def __init__(self, kind: str, model: Any, made: Made) -> None:
-        self._kind, self._model, self._made, self._compared = kind, model, made, False
+        self._kind, self._model, self._made = kind, model, made
+        self._compared = False
+        self._logs: Any = None  # Of the step that was compared, if others can do with them.
 
     def __call__(self, within: Callable, batches: Any) -> Any:
         """Makes a step."""
-        if self._compared:
-            logs = within(batches)
-        else:
+        session = watching.session()
+        if not self._compared:
             logs, step = self._made(self._kind, self._model, within, batches)
-            self._compared = step is not None
-            session = watching.session()
             if step is not None and session is not None:
                 session.steps.append(step)
-        if watching.session() is not None:
+            self._compared = step is not None
+            self._logs = logs if are_numbers(logs) else None
+        else:
+            stands = self._logs is not None and this_step.on_batch == self._kind
+            if session is not None:
+                line = line_of(users_frame(sys._getframe(1)))
+                session.again(_call_of(self._kind), line, made=not stands)
+            logs = self._logs if stands else within(batches)
+        if session is not None:
             watching.end_call(self._model, self._kind)
         return logs
+
+
+def are_numbers(logs: Any) -> bool:
+    """Whether all that a step returns are single numbers, which no script tells from those of another step."""
+    leaves = [each for each in tf.nest.flatten(logs) if each is not None]
+    return all(not isinstance(each, tf.distribute.DistributedValues) and np.ndim(each) == 0 for each in leaves)
 
 
 def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> tuple[Any, Step | None]:
@@ -98,77 +115,31 @@ def made_and_compared(kind: str, model: Any, within: Callable, batches: Any) -> 
     strategy = model.distribute_strategy
     step = begun(kind, model)
     whole = [whole_batch(strategy, each) for each in taken]
+    divided = by_example(whole[0], taken[0])
 
-    def first(before: Sequence[np.ndarray], saved: Saved) -> str:
-        apart = first_apart(kind, model, taken[0], spec, whole[0], before, saved)
-        return apart[0].describe() if apart else ""
+    def both(given: list, spec: Any, whole: list) -> BothWays:
+        def first(before: Sequence[np.ndarray], saved: Saved) -> str:
+            apart = first_apart(kind, model, given[0], spec, whole[0], before, saved)
+            return apart[0].describe() if apart else ""
 
-    plain = step_of(model, kind, whole, unsized(spec))
-    call = lambda: _made(within, taken, spec)  # noqa: E731
-    return compared(strategy, step, plain, call, known=lambda: known_case(model, plain), first=first), step
+        return BothWays(step_of(model, kind, whole, unsized(spec)), lambda: _made(within, given, spec), first)
+
+    def fewer(rows: int) -> BothWays:
+        cut = [first_rows(each, divided, rows) for each in whole]
+        return both([dealt(strategy, each, divided) for each in cut], None, cut)
+
+    rows = 0 if has_one_size(model) else counted(strategy, whole, divided)
+    known = lambda plain: known_case(model, plain)  # noqa: E731
+    return compared(strategy, step, both(taken, spec, whole), known=known, rows=Rows(rows, 1, fewer)), step
+
+
+def _call_of(kind: str) -> str:
+    return f"{kind}_on_batch" if this_step.on_batch == kind else _CALLS[kind]
 
 
 def begun(kind: str, model: Any) -> Step:
     """Returns the step that a script's call makes, before anything has come of it."""
-    return Step(_CALLS[kind], model.name, line_of(users_frame(sys._getframe(1))))
-
-
-def compared(
-    strategy: tf.distribute.Strategy,
-    step: Step,
-    plain: PlainStep,
-    call: Callable[[], Any],
-    *,
-    known: Callable[[], str],
-    first: Callable[[Sequence[np.ndarray], Saved], str] = lambda *_: "",
-    logs: Callable[[Any], Any] = lambda found: found,
-    shares: int | None = None,
-) -> Any:
-    """Makes a script's own call, and returns what that returns. With several processes it is a collective.
-
-    Args:
-        strategy: On whose replicas a step is made.
-        step: Is given what comes of it.
-        plain: One device's step, not traced yet.
-        call: Makes the script's call.
-        known: Returns a known reason for differences, or "".
-        first: Is given what the variables held before; returns the first difference in order of computing, or "".
-        logs: Makes of what the call has returned what one device would return.
-        shares: Into how many parts a batch is divided; None for one for each replica.
-    """
-    began = time.monotonic()
-    if _failed(strategy, step, plain.trace):
-        return call()
-    before, saved = [each.copies()[0] for each in plain.held], Saved(plain.held)
-    spent = time.monotonic() - began
-    found = call()
-    began = time.monotonic()
-    judged = Judged(plain, before, logs(found), shares or replica_count(strategy))
-    if _failed(strategy, step, judged.compute):
-        return found
-    step.tensors, step.dtypes, step.runs = len(judged.tensors), judged.dtypes, judged.runs
-    mine = [each.describe() for each in judged.differs]
-    step.differs = next((tuple(each) for each in map(json.loads, _of_all(strategy, json.dumps(mine))) if each), ())
-    if step.differs:
-        step.known = known()
-        step.first = first(before, saved) or step.differs[0]
-    elif plain.draws:
-        step.skipped = _DRAWS % ", ".join(plain.draws)
-    step.seconds = spent + time.monotonic() - began
-    return found
-
-
-def _failed(strategy: tf.distribute.Strategy, step: Step, function: Callable[[], Any]) -> bool:
-    """Calls a function that computes on one device; whether it has failed in a process, which the step then says."""
-    why = ""
-    try:
-        function()
-    except Exception as error:  # The user's own code may raise anything, and a device may be too small.
-        _LOG.debug("On one device", exc_info=True)
-        lines = [each for each in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines() if each.strip()]
-        why = f"one device can't make it: {type(error).__name__}: {' '.join(lines[:2])}"
-    step.skipped = next((each for each in _of_all(strategy, why) if each), "")
-    return bool(step.skipped)
+    return Step(_call_of(kind), model.name, line_of(users_frame(sys._getframe(1))))
 
 
 def _taken(batches: Any, count: int | None) -> tuple[list, Any]:
@@ -194,75 +165,10 @@ def _made(within: Callable, taken: list, spec: Any) -> Any:
     return made.get_concrete_function()(*taken)  # TensorFlow counts how often functions of one place are traced.
 
 
-def _of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
-    """Returns all processes' texts."""
-    return [each.decode() for each in gather(strategy, text.encode())]
-
-
-class Judged:
-    """What has come of a step, on replicas and on one device.
-
-    Args:
-        plain: One device's step, traced.
-        before: What the variables held before the step.
-        logs: What the script's own step has returned.
-        replicas: How many there are.
-
-    Attributes:
-        tensors: All of them, the nearest to the cause first.
-    """
-
-    def __init__(self, plain: PlainStep, before: Sequence[np.ndarray], logs: Any, replicas: int) -> None:
-        self.plain, self.before, self.replicas = plain, before, replicas
-        self._ours = [each.copies() for each in plain.held]
-        self._logs = tf.nest.map_structure(lambda each: None if each is None else np.asarray(each), logs)
-        self._one: Any = None
-        self._moved: list[Any] = []
-        self.tensors: list[Compared] = []
-
-    def compute(self) -> None:
-        """Makes the step on one device, and compares."""
-        plain, before = self.plain, self.before
-        self._one, self._moved = plain.run(before), [plain.run(before, draw=1)]
-        self.tensors = self._compared()
-        if self.differs:
-            self._moved += [plain.run(before, draw=draw) for draw in range(2, 1 + _AGAIN)]
-            self.tensors = self._compared()
-
-    @property
-    def runs(self) -> int:
-        """How often one device has made the step."""
-        return 1 + len(self._moved)
-
-    @property
-    def differs(self) -> list[Compared]:
-        """Those that rounding doesn't explain."""
-        return [each for each in self.tensors if each.differs]
-
-    @property
-    def dtypes(self) -> tuple[str, ...]:
-        """The floating ones of the tensors."""
-        return tuple(sorted({each.dtype for each in self.tensors if each.dtype.startswith(("float", "bfloat"))}))
-
-    def _compared(self) -> list[Compared]:
-        eps, found = self.plain.eps, []
-        for number, (held, copies) in enumerate(zip(self.plain.held, self._ours, strict=True)):
-            moved = [each[1][number] for each in self._moved]
-            every = [compare(held.name, held.of, copy, self._one[1][number], moved, eps) for copy in copies]
-            apart = max(every, key=lambda each: each.apart)
-            if apart.differs and held.of_mean:
-                counted = copies[0] / copies[0].dtype.type(self.replicas)
-                again = compare(held.name, held.of, counted, self._one[1][number], moved, eps)
-                apart = apart if again.differs else again
-            found.append(apart)
-        ours, one = dict(leaves_of(self._logs)), dict(leaves_of(self._one[0]))
-        others = [dict(leaves_of(each[0])) for each in self._moved]
-        for name, value in one.items():
-            there = ours.get(name, np.zeros([0]))
-            if there is None or value is None:  # Each replica has returned its own.
-                continue
-            found.append(compare(f"the log {name}", Of.LOG, there, value, [each[name] for each in others], eps))
-        return sorted(found, key=lambda each: _ORDER[each.of])
+def of_first_rows(step: Step) -> str:
+    """Returns in words how many of a batch's rows were compared; "" for all."""
+    words = f", of the first {step.rows} of {step.of_rows} rows: one device can't hold all of them"
+    return words if step.rows else ""
 
 
 def conclude(step: Step) -> None:
@@ -275,25 +181,27 @@ def conclude(step: Step) -> None:
         _LOG.warning("The first step of %s isn't compared with one device's: %s", step.call, step.skipped)
     elif not step.differs:
         _LOG.info(
-            "The first step of %s is one device's: %d tensors are the same in %s, but for rounding (%.1f s: a trace "
+            "The first step of %s is one device's: %d tensors are the same in %s, but for rounding%s (%.1f s: a trace "
             "and %d steps on one device)",
             step.call,
             step.tensors,
             " and ".join(step.dtypes),
+            of_first_rows(step),
             step.seconds,
             step.runs,
         )
     elif step.known:
         _LOG.warning(
-            "The first step of %s isn't one device's: %s. That is so because %s",
+            "The first step of %s isn't one device's: %s%s. That is so because %s",
             step.call,
             step.first,
+            of_first_rows(step),
             step.known,
         )
     else:
         raise StrategyError(
             asked=f'create(check="first_step") compares the first step of {step.call} with the same on one device',
-            found=f"{step.first}. {len(step.differs)} of {step.tensors} variables and logs differ",
+            found=f"{step.first}{of_first_rows(step)}. {len(step.differs)} of {step.tensors} variables and logs differ",
             remedy=REMEDY + ". Without check the script trains with these numbers",
         )
 

@@ -17,7 +17,9 @@ import keras
 import tensorflow as tf
 
 from toolkit.strategies.check import watching
-from toolkit.strategies.check.first_step import compared, conclude
+from toolkit.strategies.check.both_ways import BothWays, compared
+from toolkit.strategies.check.fewer_rows import Rows, by_example, counted, dealt_to_loop, first_rows
+from toolkit.strategies.check.first_step import are_numbers, conclude
 from toolkit.strategies.check.plain import PlainStep, Settings
 from toolkit.strategies.check.state import Objects
 from toolkit.strategies.check.watching import Step
@@ -29,6 +31,10 @@ from toolkit.support.frames import line_of, users_frame
 
 _called: weakref.WeakSet = weakref.WeakSet()  # Functions that have made the variables that they need.
 _seen: weakref.WeakSet = weakref.WeakSet()  # Functions that were compared, or needn't be.
+# What the compared call of a function has returned, in a script that is only compared; None if it can't stand for the
+# next ones.
+_stand: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_CALL = "the loop"
 _LIBRARIES = ("keras.", "tensorflow.", "toolkit.")
 _KINDS = (keras.layers.Layer, keras.optimizers.Optimizer, keras.Metric, keras.Variable)
 _DEEPEST = 6  # How far a reference is followed.
@@ -43,6 +49,11 @@ def watch_loops() -> None:
 def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a function, and compares its first call if it runs a step on replicas."""
     python = function.python_function
+    session = watching.session()
+    if session is not None and function in _stand and tf.executing_eagerly():
+        stands = _stand[function]
+        session.again(_CALL, line_of(users_frame(sys._getframe(1))), made=stands is None)
+        return original(function, *args, **kwargs) if stands is None else stands[0]
     known = (
         not tf.executing_eagerly() or function in _seen or str(getattr(python, "__module__", "")).startswith(_LIBRARIES)
     )
@@ -55,7 +66,10 @@ def _call(original: Callable, function: Any, *args: Any, **kwargs: Any) -> Any:
     strategy = _runs(function.get_concrete_function(*args, **kwargs).graph)
     if strategy is None or replica_count(strategy) == 1:
         return original(function, *args, **kwargs)
-    return _compared(strategy, functools.partial(original, function), function, args, kwargs)
+    found = _compared(strategy, functools.partial(original, function), function, args, kwargs)
+    if session is not None:
+        _stand[function] = (found,) if are_numbers(found) else None
+    return found
 
 
 def _are_built(objects: Objects) -> bool:
@@ -68,29 +82,39 @@ def _runs(graph: Any) -> Any:
 
 
 def _compared(strategy: Any, call: Callable, function: Any, args: tuple, kwargs: dict) -> Any:
-    step = Step(
-        "the loop", str(getattr(function.python_function, "__name__", "")), line_of(users_frame(sys._getframe(1)))
-    )
+    step = Step(_CALL, str(getattr(function.python_function, "__name__", "")), line_of(users_frame(sys._getframe(1))))
     readers = (tf.data.Dataset, tf.data.Iterator, tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)
     if any(isinstance(each, readers) for each in tf.nest.flatten((args, kwargs))):
         step.skipped = "the function reads its batches itself. Give it one batch for each call"
         _keep(step)
         return call(*args, **kwargs)
-    given = whole_batch(strategy, [list(args), dict(kwargs)])
+    given = [list(args), dict(kwargs)]
+    whole = whole_batch(strategy, given)
+    own = [isinstance(each, tf.distribute.DistributedValues) for each in tf.nest.flatten(given)]
+    divided = [each and has_rows for each, has_rows in zip(own, by_example(whole, given), strict=True)]
     objects = found_in(function.python_function)
 
     def make() -> Callable:
         once = tf.function(function.python_function, autograph=function._autograph)
         return lambda batches: once(*batches[0][0], **batches[0][1])
 
-    plain = PlainStep(objects, make, [given], Settings(strategy=strategy))
+    def both(given: list, whole: Any) -> BothWays:
+        return BothWays(
+            PlainStep(objects, make, [whole], Settings(strategy=strategy)), lambda: call(*given[0], **given[1])
+        )
+
+    def fewer(rows: int) -> BothWays:
+        cut = first_rows(whole, divided, rows)
+        return both(dealt_to_loop(strategy, cut, divided), cut)
+
     found = compared(
         strategy,
         step,
-        plain,
-        lambda: call(*args, **kwargs),
-        known=lambda: _known(plain, objects),
+        both(given, whole),
+        known=lambda plain: _known(plain, objects),
         logs=lambda found: _logs(strategy, found),
+        # A loop may take a mean of an empty share.
+        rows=Rows(counted(strategy, [whole], divided), replica_count(strategy), fewer),
     )
     _keep(step)
     return found

@@ -46,6 +46,7 @@ class Settings:
         notes: Notes what the step computes on its way; None to compute it as Keras does.
         unsized: For each component of a batch, flattened, whether its number of rows isn't known when it is traced;
             () if all are.
+        sums: Whether sums are moved, too: see `PlainStep.in_other_orders`.
     """
 
     model: Any = None
@@ -53,6 +54,7 @@ class Settings:
     eagerly: bool = False
     notes: Notes | None = None
     unsized: tuple[bool, ...] = ()
+    sums: bool = False
 
 
 class PlainStep:
@@ -74,7 +76,7 @@ class PlainStep:
     def __init__(
         self, objects: Objects, make: Callable[[], Callable], batches: Sequence[Any], settings: Settings | None = None
     ) -> None:
-        self._objects, self._make, self._settings = objects, make, settings or Settings()
+        self._objects, self._make, self.settings = objects, make, settings or Settings()
         self.batches = list(batches)
         self._leaves = [each for each in tf.nest.flatten(self.batches) if tf.is_tensor(each)]
         self._seeds = private.global_state.get_global_attribute(_SEEDS)
@@ -94,6 +96,17 @@ class PlainStep:
             Whatever the model's own step raises on one device.
         """
         outside(self._trace)
+
+    def in_other_orders(self) -> "PlainStep":
+        """Returns the same step, not traced yet, whose `run` also moves what layers add up.
+
+        A sum of many numbers that are alike, such as the gradient of a bias behind an average of a picture, loses the
+        same part of each of them, as large as a rounding of the sum: of a hundred thousand some thousandths may be
+        lost, and of fewer less. Gradients that are moved by as much lose other parts. A batch's moments are added up in
+        another order.
+        """
+        settings = dataclasses.replace(self.settings, sums=True)
+        return PlainStep(self._objects, self._make, self.batches, settings)
 
     def run(self, before: Sequence[np.ndarray], *, draw: int = 0) -> tuple[Any, list[np.ndarray]]:
         """Makes the step.
@@ -120,7 +133,7 @@ class PlainStep:
     def _trace(self) -> None:
         self._plain = [_plain_variable(each) for each in self.held]
         self._moves = tf.Variable([0.0, 0.0], dtype=tf.float64, trainable=False)
-        if self._settings.eagerly:
+        if self.settings.eagerly:
             self._call = self._eagerly
             return
         with self._as_plain_keras():
@@ -137,7 +150,7 @@ class PlainStep:
     def _specs(self) -> list:
         """Returns what the step is traced with: Keras takes a size that is known for a batch's weight."""
         every = tf.nest.flatten(self.batches)
-        unsized = self._settings.unsized or (False,)
+        unsized = self.settings.unsized or (False,)
 
         def one(number: int, leaf: Any) -> Any:
             dense = isinstance(leaf, tf.Tensor) and leaf.shape.rank and unsized[number % len(unsized)]
@@ -147,7 +160,7 @@ class PlainStep:
 
     def _step(self, function: Callable) -> Callable:
         step = lambda leaves: function(self._packed(leaves))  # noqa: E731
-        notes = self._settings.notes
+        notes = self.settings.notes
         return step if notes is None else notes.noted(self._objects.optimizers, step)
 
     def _eagerly(self, leaves: list) -> Any:
@@ -186,14 +199,16 @@ class PlainStep:
             stack.callback(np.random.set_state, np.random.get_state(legacy=True))
             stack.enter_context(away())
             stack.enter_context(instead(keras.layers.Layer, "__call__", self._with_moved_outputs))
+            if self.settings.sums:
+                stack.enter_context(instead(keras.layers.BatchNormalization, "_moments", _of_examples_first))
             self._set_thread()
             put = _Put(stack)
             self._put_variables(put)
             self._put_objects(put)
-            if self._settings.strategy is not None:
+            if self.settings.strategy is not None:
                 stack.enter_context(entered(WholeShare()))  # It has one replica then.
                 for name, method in _ALONE.items():
-                    put(self._settings.strategy, name, method)
+                    put(self.settings.strategy, name, method)
             self._put_optimizers(put)
             yield
 
@@ -209,9 +224,9 @@ class PlainStep:
     def _put_objects(self, put: "_Put") -> None:
         for each in self._objects.models:
             put(each, "_distribute_strategy", None)
-        model = self._settings.model
+        model = self.settings.model
         if model is not None:
-            if self._settings.notes is not None:  # Keras computes all of it in one graph then.
+            if self.settings.notes is not None:  # Keras computes all of it in one graph then.
                 put(model, "_run_eagerly", True)
             put(model, "_jit_compile", xla.meant_alone(model) and not model.run_eagerly)
         for each in self._objects.layers:
@@ -270,7 +285,11 @@ class PlainStep:
             def moved(x: tf.Tensor) -> tuple:
                 noise = tf.cast(self._signs(x, number) * self._moves[0], x.dtype)
                 # Whole numbers stay: they may count, or name something.
-                return tf.where((self._moves[0] > 0) & (x != tf.round(x)), x + x * noise, x), lambda upstream: upstream
+                found = tf.where((self._moves[0] > 0) & (x != tf.round(x)), x + x * noise, x)
+                return (
+                    found,
+                    lambda upstream: self._with_lost_parts(upstream, number) if self.settings.sums else upstream,
+                )
 
             return attached(x, moved(x), lambda kept: kept)
 
@@ -278,6 +297,14 @@ class PlainStep:
             return keras.tree.map_structure(one, call(layer, *args, **kwargs))
 
         return functools.wraps(call)(moving)
+
+    def _with_lost_parts(self, gradient: Any, number: int) -> Any:
+        """Moves a gradient by a rounding of the sum of all rows and places."""
+        exact = tf.cast(gradient, tf.float64)
+        sums = tf.reduce_sum(tf.abs(exact), list(range(gradient.shape.rank - 1)), keepdims=True)
+        eps = min(self.eps, eps_of(tf.float32))  # What has 16 bits is added up in more.
+        lost = self._signs(gradient, number) * sums * tf.where(self._moves[0] > 0, tf.cast(eps, tf.float64), 0.0)
+        return tf.cast(exact + lost, gradient.dtype)
 
     def _signs(self, x: Any, number: int) -> Any:
         """Returns 1 or -1 for each element: as good as random, by no operation that a script's own step might have."""
@@ -299,6 +326,23 @@ class _Put:
         else:
             self._stack.callback(own.pop, name, None)
         own[name] = value
+
+
+def _of_examples_first(moments: Callable) -> Callable:
+    """Returns moments that add up each example's numbers first, and then those of the batch."""
+
+    def found(layer: Any, inputs: Any, mask: Any) -> tuple:
+        within = [axis for axis in layer._reduction_axes if axis != 0]
+        if mask is not None or not within or len(within) == len(layer._reduction_axes):
+            return moments(layer, inputs, mask)
+
+        def mean_of(x: Any) -> Any:
+            return tf.reduce_mean(tf.reduce_mean(x, within, keepdims=True), 0, keepdims=True)
+
+        mean = mean_of(inputs)
+        return tf.squeeze(mean), tf.squeeze(mean_of(tf.math.squared_difference(inputs, mean)))
+
+    return found
 
 
 def _plain_variable(held: Held) -> Any:

@@ -28,6 +28,8 @@ class Step:
         skipped: Why nothing could be compared; "" otherwise.
         seconds: How long it took, beside the script's own step.
         runs: How often one device has made the step.
+        rows: How many of a batch's rows were compared, the first ones, where one device can't hold all; 0 for all.
+        of_rows: How many rows the batch has then.
     """
 
     call: str
@@ -41,6 +43,8 @@ class Step:
     skipped: str = ""
     seconds: float = 0.0
     runs: int = 0
+    rows: int = 0
+    of_rows: int = 0
 
 
 @dataclasses.dataclass
@@ -51,13 +55,38 @@ class Session:
         folder: Returns where its runs write.
         steps: What was compared, in order.
         runs: How many runs have begun.
+        ended: In which calls the script was ended, as they went on; "" if it came to its own end.
     """
 
     folder: Callable[[], pathlib.Path]
     steps: list[Step] = dataclasses.field(default_factory=list)
     runs: int = 0
+    ended: str = ""
+    _again: tuple[int, int] = (0, 0)  # How much has been called since so many steps were known.
+
+    def again(self, call: str, line: str, *, made: bool) -> None:
+        """Counts a call of what was compared before, and ends the script where only such ones follow one another.
+
+        Nobody else can end a script's own loop. What comes behind it, such as a test after an epoch, is waited for.
+
+        Args:
+            call: What was called.
+            line: The script's line that calls it.
+            made: Whether a step is made for it, which takes longer.
+
+        Raises:
+            SystemExit: It was called often enough. All processes of a script count alike.
+        """
+        known, count = self._again
+        count = (count if known == len(self.steps) else 0) + (_MADE if made else 1)
+        self._again = len(self.steps), count
+        if count >= _ENOUGH:
+            self.ended = f"{call} ({line})"
+            raise SystemExit(0)
 
 
+_ENOUGH = 1000  # Calls for which no step is made: many epochs have fewer.
+_MADE = 20  # As many of these as one for which a step is made.
 _session: Session | None = None
 
 

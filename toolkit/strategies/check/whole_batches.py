@@ -18,6 +18,11 @@ def whole_batch(strategy: tf.distribute.Strategy, given: Any) -> Any:
         strategy: Whose replicas were given it.
         given: What its `run` is given: a `Part`, or any structure; each tensor may be a replica's own.
     """
+    with tf.device("CPU:0"):  # No device may have room for it.
+        return _whole(strategy, given)
+
+
+def _whole(strategy: tf.distribute.Strategy, given: Any) -> Any:
     part = given if isinstance(given, Part) else Part(given, None, {})
     leaves, local = tf.nest.flatten(part.batch), len(strategy.extended.worker_devices)
     every = [[_plain(each) for each in _of_each(strategy, leaf, local)] for leaf in leaves]

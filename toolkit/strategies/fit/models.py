@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies import mesh
-from toolkit.strategies.batches import Part, row_count, share_of, shares_of_worker
+from toolkit.strategies.batches import dealt, row_count
 from toolkit.strategies.check.first_step import check_first
 from toolkit.strategies.context import this_step
 from toolkit.strategies.fit import building
@@ -145,37 +145,11 @@ def _divided(model: Any, batch: Any) -> Any:
     What isn't by example, such as a number, is given to every replica. With a model for batches of one size, such as a
     stateful one, the first replica has all examples, and the others count for nothing.
     """
-    strategy = model.distribute_strategy
-    count, local = mesh.replica_count(strategy), len(strategy.extended.worker_devices)
     batch = tf.nest.map_structure(_tensor, batch)
     leaves = tf.nest.flatten(batch)
     rows = next((int(row_count(leaf)) for leaf in leaves if _counts(leaf)), 0)
-    alone = has_one_size(model)
     divided = [_counts(leaf) and int(row_count(leaf)) == rows for leaf in leaves]
-
-    def own(context: Any) -> Part:
-        worker, place = divmod(context.replica_id_in_sync_group, local)
-        index = shares_of_worker(tf.distribute.InputContext(count // local, worker, count))[place]
-        if not any(divided) or alone:
-            return Part(leaves, tf.constant(rows if index == 0 else 0, tf.int64), {})
-        return share_of(leaves, index, count, divided)
-
-    parts: dict[int, Part] = {}
-
-    def distributed(pick: Callable) -> Any:
-        def value(context: Any) -> Any:
-            number = context.replica_id_in_sync_group
-            if number not in parts:
-                parts[number] = own(context)
-            return pick(parts[number])
-
-        return strategy.experimental_distribute_values_from_function(value)
-
-    every = [None if leaf is None else distributed(lambda part, n=n: part.batch[n]) for n, leaf in enumerate(leaves)]
-    shares = tf.nest.pack_sequence_as(batch, every)
-    if all(divided) and rows and rows % count == 0 and not alone:
-        return shares
-    return Part(shares, distributed(lambda part: part.rows), parts[next(iter(parts))].tables)
+    return dealt(model.distribute_strategy, batch, divided, alone=has_one_size(model))
 
 
 def _tensor(leaf: Any) -> Any:

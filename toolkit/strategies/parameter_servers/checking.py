@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from toolkit.strategies.check.first_step import begun, compared, known_case
+from toolkit.strategies.check.both_ways import BothWays, compared
+from toolkit.strategies.check.first_step import begun, known_case
 from toolkit.strategies.check.plain import PlainStep, step_of
 from toolkit.strategies.check.watching import Step
 from toolkit.strategies.parameter_servers.session import Session
@@ -74,7 +75,7 @@ def _compared(
 ) -> tuple[Any, Step]:
     model = session.model
 
-    def known() -> str:
+    def known(plain: PlainStep) -> str:
         if session.lazy:
             return f"rows of {session.lazy[0]} are updated only in the steps that look them up (min_lazy_bytes)"
         if session.shares > 1 and session.tables:
@@ -84,4 +85,4 @@ def _compared(
         return known_case(model, plain)
 
     strategy = model.distribute_strategy
-    return compared(strategy, step, plain, call, known=known, logs=logs, shares=session.shares), step
+    return compared(strategy, step, BothWays(plain, call), known=known, logs=logs, shares=session.shares), step
