@@ -60,7 +60,6 @@ setuptools.setup(
         "jinja2>=3.1,<4",
         "matplotlib>=3.8,<4",
         "rich>=13.7,<16",
-        "safetensors>=0.5,<1",
         # Keras's TensorBoard callback needs it, and TensorFlow no longer brings it.
         "tensorboard>=2.19,<3",
         "tensorflow>=2.20,<2.24",
@@ -85,6 +84,8 @@ setuptools.setup(
             "ipykernel>=6,<8",
             "nbclient>=0.10,<1",
             "nbformat>=5,<6",
+            # By which other programs read a checkpoint's arrays.
+            "safetensors>=0.5,<1",
             # Kubernetes's published schemas, for the manifests.
             "jsonschema>=4,<5",
             "kubernetes-validate>=1.31,<2",

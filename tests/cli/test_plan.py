@@ -72,7 +72,7 @@ def test_what_memory_allows_is_chosen_and_said(capsys, tmp_path):
     assert "The plan is with --shard_optimizer, gradient_accumulation_steps=2 and batches of 2048." in out
     _, small, _ = plan(capsys, *given, "--memory=8MB", "--json")
     found = json.loads(small)
-    assert (found["optimizer_state"], found["micro_steps"]) == ("sharded", 512)
+    assert (found["weights"], found["optimizer_state"], found["micro_steps"]) == ("sharded", "replicated", 256)
     assert sum(found["memory"].values()) == pytest.approx(found["step"]["memory"])
     assert plan(capsys, *given, "--memory=1.2GB", f"--save={tmp_path / 'plan.json'}")[0] == 0
     assert Plan.load(tmp_path / "plan.json").setting.micro_steps == 2
@@ -88,6 +88,18 @@ def test_shards_are_said(capsys):
     assert json.loads(out)["shards"] in (2, 4)
     _, out, _ = plan(capsys, *given, "--shards=2", "--shard_optimizer")
     assert "The plan is with --shards=2, --shard_optimizer." in out
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "says"), [("1Gbit", "on this network that is hopeless"), ("100Gbit", "Weights in shards: a replica")]
+)
+def test_what_weights_in_shards_cost_on_a_network_is_said(capsys, bandwidth, says):
+    given = ["vit", "--replicas=8", "--hosts=8", "--device=V100", "--slots=2", "--global_batch_size=512"]
+    _, out, _ = plan(capsys, *given, f"--bandwidth={bandwidth}", "--shard_weights")
+    out = " ".join(out.split())
+    assert 'The plan is with --shard_weights, in a script create(weights="sharded").' in out
+    assert says in out
+    assert ("hopeless" in out) is (bandwidth == "1Gbit")
 
 
 REFUSED = {

@@ -7,6 +7,7 @@ several workers, OUT.npz also says how often a step gathers.
 """
 
 import os
+import pathlib
 import sys
 
 import keras
@@ -284,6 +285,51 @@ def gathered(strategy, dtype):
     return tf.function(lambda: strategy.run(gather))().numpy()
 
 
+class Snapshots(keras.callbacks.Callback):
+    """How many weights a worker keeps whole at the end of an epoch."""
+
+    reads_weights = False
+
+    def __init__(self):
+        super().__init__()
+        self.kept = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.kept += sum(each._snapshot is not None for each in self.model.weights if hasattr(each, "_snapshot"))
+
+
+def saved(strategy, folder):
+    """How many wholes workers keep while a run saves; and whether it is resumed, and its files are, bit for bit."""
+
+    def train(directory, epochs):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((48,)), L.Dense(96, activation="tanh"), L.Dense(65), L.Dense(8)])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(OPTIMIZERS["each"](), loss, jit_compile=False)
+        snapshots = Snapshots()
+        file = keras.callbacks.ModelCheckpoint(str(folder / "newest.weights.h5"), save_weights_only=True)
+        with toolkit.training.Run(directory, resume=directory.exists(), best="loss") as run:
+            given = {"batch_size": BATCH, "epochs": epochs, "shuffle": False, "callbacks": [snapshots, file]}
+            run.fit(model, VECTORS, LABELS, **given)
+        assert not any(each._snapshot for each in model.weights if hasattr(each, "_snapshot"))
+        held = [keras.ops.convert_to_numpy(each) for each in (*model.weights, *model.optimizer.variables)]
+        return model, held, snapshots.kept
+
+    _, whole, kept = train(folder / "whole", 4)
+    train(folder / "parts", 2)
+    model, parts, _ = train(folder / "parts", 4)
+    keras.backend.clear_session()
+    files = [folder / "parts" / name for name in ("model.keras", "best.keras")]
+    again = [keras.models.load_model(each).get_weights() for each in files]
+    other = keras.models.load_model(files[0])
+    other.load_weights(folder / "newest.weights.h5")
+    again.append(other.get_weights())
+    same = [all(map(np.array_equal, each, model.get_weights())) for each in again]
+    return np.array([kept, *map(np.array_equal, whole, parts), *same])
+
+
 def needed_by(operation):
     """All operations that must have run before one, by its inputs or by what it waits for."""
     found, waiting = {}, [operation]
@@ -302,6 +348,7 @@ def main():
     seen = {f"{case}/{key}": value for case in cases for key, value in found(*trained(strategy, case)).items()}
     if "TF_CONFIG" in os.environ:
         seen["gathers"] = gathers(strategy)
+        seen["saved"] = saved(strategy, pathlib.Path(out).parent)
         seen |= {
             f"of {dtype.name}": gathered(strategy, dtype) for dtype in (tf.int8, tf.float16, tf.bfloat16, tf.float64)
         }

@@ -10,7 +10,7 @@ import pytest
 from toolkit import models
 from toolkit.errors import StrategyError
 from toolkit.parallel import Link, Machine, Setting, choose, choose_within, costs
-from toolkit.parallel.plan.step_cost import exchanges, layer_memory, memory_of
+from toolkit.parallel.plan.step_cost import Choice, exchanges, layer_memory, memory_of
 
 L = keras.layers
 MACHINE = Machine(speed=1e12, inside=Link(bandwidth=1e10, latency=1e-5), between=Link(bandwidth=1e8, latency=1e-4))
@@ -53,6 +53,55 @@ def test_loops_keep_what_their_steps_need():
     model = keras.Sequential([keras.Input((20, 8)), L.Bidirectional(L.LSTM(16), name="both")])
     assert by_name(model)["both"].kept > 2 * 20 * 16 * 7 * 4
     assert by_name(keras.Sequential([keras.Input((20, 8)), L.GRU(4, name="one")]))["one"].kept > 20 * 4 * 6 * 4
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    inputs = keras.Input((8, 256))
+    x = inputs
+    for _ in range(6):
+        x = x + L.Dense(256)(L.Dense(1024, activation="gelu")(L.LayerNormalization()(x)))
+    return costs(keras.Model(inputs, x))
+
+
+def test_weights_in_shards_send_half_as_much_again_and_as_much_if_they_are_gathered_in_16_bits(blocks):
+    setting = Setting(replicas=4, global_batch=8, slots=2)
+
+    def sent(layers, **more):
+        asked = dataclasses.replace(setting, **more)
+        return sum(each.received for layer in layers for each in exchanges(layer, Choice(), asked))
+
+    whole = sent(blocks)
+    assert sent(blocks, weights="sharded") == pytest.approx(1.5 * whole, rel=0.01)
+    halves = [dataclasses.replace(layer, activation_bytes=2) for layer in blocks]
+    assert sent(halves, weights="sharded") == pytest.approx(whole, rel=0.01)
+    # In two groups of two, a gather and a scatter move half of the weights, and the groups' sum as much.
+    assert sent(blocks, weights="sharded", shards=2) == pytest.approx(
+        (3 * 1 / 2 + 2 * 1 / 2 * 1 / 2) / 1.5 * whole, rel=0.01
+    )
+
+
+def test_weights_in_shards_take_a_part_of_everything_and_two_layers(blocks):
+    setting = Setting(replicas=4, global_batch=8, slots=2)
+    largest = 4 * max(layer.parameters for layer in blocks)
+    whole, shards = (
+        memory_of(blocks, {}, dataclasses.replace(setting, weights=each)) for each in ("replicated", "sharded")
+    )
+    for part in ("weights", "optimizer"):
+        assert whole[part] / 4 <= shards[part] < 1.02 * whole[part] / 4
+    assert shards["step"] < whole["step"] / 4 + 3.5 * largest
+    assert sum(shards.values()) < 0.35 * sum(whole.values())
+
+
+def test_what_fits_only_with_weights_in_shards_is_planned_so(blocks):
+    setting = Setting(replicas=4, global_batch=4, slots=2)
+    replicated = {"conv": "replicated", "fc": "replicated"}
+    plan = choose_within(blocks, MACHINE, setting, memory=36e6, **replicated)
+    assert (plan.setting.weights, plan.setting.optimizer_state) == ("sharded", "replicated")
+    assert plan.step.memory < 36e6
+    assert choose_within(blocks, MACHINE, setting, memory=1e9, **replicated).setting.weights == "replicated"
+    asked = dataclasses.replace(setting, weights="sharded")
+    assert choose_within(blocks, MACHINE, asked, memory=1e9, **replicated).setting.weights == "sharded"
 
 
 def test_a_step_has_all_parts(alexnet):

@@ -24,6 +24,7 @@ SHARED = {
 OTHERS = {
     "split_gpus", "inter_op_threads", "intra_op_threads", "soft_placement", "log_placement", "checkpoint_steps",
     "copy_to", "model", "dropout", "gradient_dtype", "bytes_per_pack", "profile", "native_logs", "shard_optimizer",
+    "shard_weights",
     "gradient_compression", "gradient_rank", "gradient_start_step",
     "local_steps", "local_outer_rate", "local_outer_momentum", "batch_statistics",
 }  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--shard_optimizer",)])
+@pytest.mark.parametrize("more", [(), ("--shard_optimizer",), ("--shard_weights",)])
 def test_its_ways_train_the_same(recipe, tmp_path, more):
     flags = ("--data=shapes", "--steps_per_epoch=4", "--global_batch_size=16", "--gpus=2")
     done = recipe.run(*flags, *more, f"--run_dir={tmp_path / 'run'}", name="cifar_vit", COLUMNS="80")

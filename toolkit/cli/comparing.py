@@ -51,6 +51,7 @@ def train_ways(
         slots=slots,
         shards=mesh.mesh_of(strategy).shards,
         optimizer_state="sharded" if values.shard_optimizer else "replicated",
+        weights="sharded" if values.shard_weights else "replicated",
         batch_statistics=values.batch_statistics,
     )
     machine = parallel.measure(

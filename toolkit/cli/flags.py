@@ -28,7 +28,7 @@ _GROUPS = {
     "Exchange": "gradient_dtype activation_dtype bytes_per_pack=BYTES gradient_compression gradient_rank=N "
     "gradient_start_step=N local_steps=N local_outer_momentum=M local_outer_rate=RATE batch_statistics",
     "Parameter servers": "synchronous max_staleness=N steps_per_dispatch=N variables",
-    "Shards": "shards=N min_shard_kib=KIB shard_optimizer",
+    "Shards": "shards=N min_shard_kib=KIB shard_optimizer shard_weights",
 }
 GROUPS = {title: dict(word.partition("=")[::2] for word in words.split()) for title, words in _GROUPS.items()}
 
@@ -135,6 +135,9 @@ def define_gradients(*, between_processes: bool = True) -> None:
         "bytes_per_pack", None, "Gradients are exchanged in packs of at most this size; 0 makes one. Default: 512 KiB."
     )
     flags.DEFINE_boolean("shard_optimizer", False, "Split the optimizer's state over the replicas (ZeRO 1).")
+    flags.DEFINE_boolean(
+        "shard_weights", False, "Split weights, gradients and optimizer state over the replicas (FSDP, ZeRO 3)."
+    )
     flags.DEFINE_enum(
         "batch_statistics",
         "batch",
@@ -209,7 +212,8 @@ def exchanges() -> dict:
         start_step=values["gradient_start_step"].value,
     )
     others = {name: values[name].value for name in ("communication", "shards") if name in values}
-    state = "sharded" if values["shard_optimizer"].value else "replicated"
+    kept = {"optimizer_state": "shard_optimizer", "weights": "shard_weights"}
+    kept = {name: "sharded" if values[flag].value else "replicated" for name, flag in kept.items()}
     if local_steps:
         others["local"] = LocalSteps(
             every=local_steps,
@@ -218,7 +222,7 @@ def exchanges() -> dict:
             outer_momentum=values["local_outer_momentum"].value,
         )
     statistics = values["batch_statistics"].value
-    return {"gradients": gradients, "optimizer_state": state, "batch_statistics": statistics, **others}
+    return {"gradients": gradients, **kept, "batch_statistics": statistics, **others}
 
 
 def parameter_servers() -> ParameterServerOptions:

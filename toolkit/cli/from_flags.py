@@ -26,7 +26,7 @@ _NAMES = {
     "images_per_second": "examples_per_second",
 }
 # All tasks must agree on these values, but they may change on resume.
-_EXCHANGES = (*GROUPS["Exchange"], "shards", "shard_optimizer")
+_EXCHANGES = (*GROUPS["Exchange"], "shards", "shard_optimizer", "shard_weights")
 
 
 @contextlib.contextmanager

@@ -103,6 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shard_optimizer", action="store_true", help="split the optimizer's state (its slots) over replicas"
     )
     what.add_argument(
+        "--shard_weights", action="store_true", help="keep weights, gradients and slots in shards (FSDP, ZeRO 3)"
+    )
+    what.add_argument(
         "--batch_statistics",
         choices=BATCH_STATISTICS,
         default="batch",
@@ -150,6 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
         slots=slots_of(model) if arguments.slots is None else arguments.slots,
         shards=arguments.shards,
         optimizer_state="sharded" if arguments.shard_optimizer else "replicated",
+        weights="sharded" if arguments.shard_weights else "replicated",
         batch_statistics=arguments.batch_statistics,
     )
     if strategy is None:
@@ -365,6 +369,8 @@ def _show_memory(plan: Plan, limit: float) -> None:
         chosen.append(f"--shards={setting.group}")
     if setting.optimizer_state == "sharded":
         chosen.append("--shard_optimizer")
+    if setting.weights == "sharded":
+        chosen.append('--shard_weights, in a script create(weights="sharded")')
     if setting.micro_steps > 1:
         each = setting.global_batch / setting.micro_steps
         chosen.append(f"gradient_accumulation_steps={setting.micro_steps} and batches of {each:g}")

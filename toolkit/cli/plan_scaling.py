@@ -88,6 +88,7 @@ def powers(most: int) -> list[int]:
 
 
 _NETWORKS = (1, 10, 25, 100, 200, 400)  # Usual network speeds in Gbit/s.
+_HOPELESS = 0.75  # Of a step's time: then no overlap makes a step shorter than three times its arithmetic.
 _WORTH = 1.1  # A smaller gain isn't worth a change.
 
 
@@ -136,6 +137,7 @@ def verdict(plan: Plan, asked: Setting, *, bandwidth: str | None, memory: float 
         sentences = [f"Train on one device: {asked.replicas} of them come to {whole:.2f}x its speed."]
     else:
         sentences = [f"{asked.replicas} devices come to {whole:.2f}x the speed of one.{too_large}"]
+    sentences += _of_weights(plan)
     if machine.sharing > 1:
         sentences.append(f"These devices share the cores of one machine, on which {machine.sharing} were measured.")
     sentences += _changes(machine, asked, whole, stay, speed_up)
@@ -143,6 +145,21 @@ def verdict(plan: Plan, asked: Setting, *, bandwidth: str | None, memory: float 
     if recommended and any(choice.split is not None for choice in plan.choices.values()):
         sentences.append("Apply the plan with toolkit.parallel.parallelize(model, plan); a recipe does so by itself.")
     return sentences
+
+
+def _of_weights(plan: Plan) -> list[str]:
+    """Returns what weights in shards cost on this network, where replicas keep them so."""
+    step = plan.step
+    if plan.setting.weights != "sharded" or not step.exchanging:
+        return []
+    share = step.exchanging / step.seconds
+    received = f"Weights in shards: a replica receives {size_in_words(step.received)} in a step"
+    if share < _HOPELESS:
+        return [f"{received}; exchanges take {share:.0%} of it."]
+    return [
+        f"{received}, and exchanges take {share:.0%} of it: on this network that is hopeless. Keep the replicas of a "
+        "host one group, with --shards, or shard the optimizer's state alone, with --shard_optimizer."
+    ]
 
 
 def _changes(

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -22,6 +22,7 @@ from toolkit.strategies.variables import optimizers_of
 from toolkit.support import files, status
 from toolkit.support.signals import StopSignals
 from toolkit.training import state
+from toolkit.training.arrays import Arrays
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, Position, Writing
 from toolkit.training.compiled import Compiled
 from toolkit.training.data_position import DataPosition, build
@@ -63,6 +64,8 @@ class Checkpointer(keras.callbacks.Callback):
         CheckpointsFailing: At the step after the third checkpoint in a row couldn't be written.
         StoppedBySignal: After the checkpoint for it.
     """
+
+    reads_weights = False  # All processes do so together.
 
     def __init__(
         self,
@@ -256,7 +259,7 @@ class Checkpointer(keras.callbacks.Callback):
 
     def _start_writing(self, position: Position, metrics: dict) -> None:
         arrays = state.capture(self.model)
-        self._finish()  # Not before: other processes that read variables together wait two minutes only for the chief.
+        self._finish()  # Not before: other processes that read variables together wait ten minutes only for the chief.
         good = self.saved_step or self.progress.resumed.step or None
         check_finite(self.model, arrays, self.processes, step=position.step, good=good, directory=self.store.directory)
         callbacks, callback_arrays = self.callbacks.capture()
@@ -264,7 +267,7 @@ class Checkpointer(keras.callbacks.Callback):
         data, data_arrays = self.data.capture(position) if self.data is not None else ({}, {})
         checkpoint = Checkpoint(
             step=position.step,
-            arrays={**arrays, **metrics, **callback_arrays, **data_arrays},
+            arrays=Arrays.joined(arrays, metrics, callback_arrays, data_arrays),
             metadata={
                 "position": dataclasses.asdict(position),
                 "epochs": self.progress.epochs,
@@ -287,7 +290,7 @@ class Checkpointer(keras.callbacks.Callback):
         writing, self._writing = self._writing, None
         if writing is None:
             return
-        step = writing.checkpoint.step
+        step = writing.step
         try:
             with self.progress.account.during("saving"):
                 writing.finish()
@@ -337,7 +340,7 @@ class Best(keras.callbacks.ModelCheckpoint):
 
 def check_finite(
     model: keras.Model,
-    arrays: Mapping[str, np.ndarray],
+    arrays: Arrays,
     processes: RunProcesses,
     *,
     step: int,
@@ -346,8 +349,7 @@ def check_finite(
 ) -> None:
     """Checks that a model's weights are finite. All processes must call it.
 
-    The weights of all processes are the same, but what each has seen of its own data in between, such as
-    BatchNormalization's statistics, isn't: so they agree.
+    Each looks at what it has: its shards, and its own statistics of BatchNormalization. So they agree.
 
     Args:
         model: The model.
@@ -360,8 +362,8 @@ def check_finite(
     Raises:
         Diverged: On every process, where a weight of any is NaN or infinite.
     """
-    weights = {name: array for name, array in arrays.items() if name.startswith("model/")}
-    bad = [name for name, array in weights.items() if not _finite(array)]
+    weights = {name: each for name, each in arrays.later.items() if name.startswith("model/")}
+    bad = [name for name, each in weights.items() if not all(map(_finite, each.own))]
     (most,) = processes.largest(len(bad))
     if not most:
         return

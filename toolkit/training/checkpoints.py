@@ -19,6 +19,7 @@ import hashlib
 import json
 import logging
 import pathlib
+import queue
 import re
 import shutil
 import threading
@@ -27,10 +28,11 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import CheckpointError, RunDirectoryError
 from toolkit.support import files
-from toolkit.support.files import sha256
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from toolkit.training.arrays import Arrays
 
 _LOG = logging.getLogger(__name__)
 _FORMAT = 1
@@ -54,7 +56,7 @@ class Checkpoint:
 
     Attributes:
         step: Training steps done.
-        arrays: By name, any shape and dtype.
+        arrays: By name, any shape and dtype. Those of an `Arrays` are made when they are read.
         metadata: Whatever JSON can hold.
     """
 
@@ -112,8 +114,6 @@ class CheckpointStore:
         Raises:
             OSError: It can't be written; all earlier ones are untouched.
         """
-        from safetensors import SafetensorError
-
         path = self.directory / f"step-{checkpoint.step:08d}{'-end' if end_of_epoch else ''}"
         aside = self.directory / f"{_WRITING}{path.name}"
         replaced = self.directory / f"{REPLACED}{path.name}"
@@ -127,9 +127,6 @@ class CheckpointStore:
                 _remove(replaced)
                 path.rename(replaced)
             aside.rename(path)
-        except SafetensorError as error:  # safetensors wraps the operating system's error.
-            _remove(aside)
-            raise OSError(str(error)) from error
         except OSError:
             _remove(aside)
             raise
@@ -268,23 +265,17 @@ def order(name: str) -> tuple[int, bool]:
 
 
 def _write(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
-    import numpy as np
-    from safetensors.numpy import save_file
+    from toolkit.training import arrays_file
+    from toolkit.training.arrays import Arrays
 
-    dtypes = {name: array.dtype.name for name, array in checkpoint.arrays.items()}
-    save_file(
-        {
-            name: np.ascontiguousarray(_storable(array)).reshape(array.shape)
-            for name, array in checkpoint.arrays.items()
-        },
-        directory / ARRAYS,
-    )
-    files.sync(directory / ARRAYS)  # safetensors itself renames a temporary file, but doesn't sync it.
+    arrays = Arrays.joined(checkpoint.arrays)
+    digest = arrays_file.write(directory / ARRAYS, arrays)
+    files.sync(directory / ARRAYS)
     manifest = {
         "format": _FORMAT,
         "step": checkpoint.step,
-        "sha256": sha256(directory / ARRAYS),
-        "dtypes": dtypes,
+        "sha256": digest,
+        "dtypes": {name: each.dtype.name for name, each in arrays.later.items()},
         "metadata": files.plain(checkpoint.metadata),
     }
     manifest["manifest_sha256"] = _manifest_sum(manifest)
@@ -292,39 +283,27 @@ def _write(directory: pathlib.Path, checkpoint: Checkpoint) -> None:
 
 
 def _read(directory: pathlib.Path) -> Checkpoint:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from toolkit.training import arrays_file
 
     try:
         manifest = json.loads(files.read_text(directory / MANIFEST))
         files.check_file(directory / ARRAYS)
-        found = sha256(directory / ARRAYS)
-        claimed = manifest.pop("manifest_sha256")
-        if claimed != _manifest_sum(manifest):
-            raise _Damaged(f"{MANIFEST} doesn't match its own SHA-256")
-        if manifest["format"] != _FORMAT:
-            raise _Damaged(f"format {manifest['format']} is not one this version reads")
-        if found != manifest["sha256"]:
-            raise _Damaged(f"{ARRAYS} doesn't match the SHA-256 in {MANIFEST}")
-        arrays = load_file(directory / ARRAYS)
-        arrays = {name: array.view(_dtype(manifest["dtypes"][name])) for name, array in arrays.items()}
+
+        def check(found: str) -> None:
+            claimed = manifest.pop("manifest_sha256")
+            if claimed != _manifest_sum(manifest):
+                raise _Damaged(f"{MANIFEST} doesn't match its own SHA-256")
+            if manifest["format"] != _FORMAT:
+                raise _Damaged(f"format {manifest['format']} is not one this version reads")
+            if found != manifest["sha256"]:
+                raise _Damaged(f"{ARRAYS} doesn't match the SHA-256 in {MANIFEST}")
+
+        arrays = arrays_file.read(directory / ARRAYS, dtypes=manifest["dtypes"], check=check)
         if manifest["step"] != order(directory.name.removeprefix(REPLACED).removeprefix(_WRITING))[0]:
             raise _Damaged(f"{MANIFEST} is that of step {manifest['step']}")
         return Checkpoint(step=manifest["step"], arrays=arrays, metadata=dict(manifest["metadata"]))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise _Damaged(f"{type(error).__name__}: {error}") from error
-
-
-def _storable(array: "np.ndarray") -> "np.ndarray":
-    # safetensors knows NumPy's own dtypes; bfloat16 and float8 are stored as integers of the same size.
-    return array if array.dtype.kind in "biufc" else array.view(f"u{array.dtype.itemsize}")
-
-
-def _dtype(name: str) -> Any:
-    import ml_dtypes
-    import numpy as np
-
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def _manifest_sum(manifest: Mapping[str, Any]) -> str:
@@ -337,29 +316,64 @@ class Writing:
     The thread reads what it was given and calls the operating system: it takes part in no exchange between processes.
     Hashing, writing and syncing release Python's lock: with 408 MB no other thread waited longer than 50 ms.
 
+    What all processes must read together is read in the thread that makes this, as the other one asks for it: one
+    array at a time, and all of them before training goes on.
+
     Args:
         store: Where it goes.
         checkpoint: Nothing else may change its arrays or metadata.
         end_of_epoch: As for `CheckpointStore.save`.
 
     Attributes:
-        checkpoint: As given.
+        step: Of the checkpoint.
     """
 
     def __init__(
         self, store: CheckpointStore | NullCheckpointStore, checkpoint: Checkpoint, *, end_of_epoch: bool
     ) -> None:
-        self.checkpoint = checkpoint
-        self._error: BaseException | None = None
+        from toolkit.training.arrays import Arrays
 
-        def write() -> None:
+        self.step = checkpoint.step
+        self._error: BaseException | None = None
+        arrays = Arrays.joined(checkpoint.arrays)
+        asked: queue.SimpleQueue[bool] = (
+            queue.SimpleQueue()
+        )  # Whether the thread asks for the next array; else it ends.
+        given: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
+
+        def next_one() -> "np.ndarray":
+            asked.put(True)
+            array = given.get()
+            if array is None:
+                raise OSError("the other processes can't be reached")
+            return array
+
+        handed = dataclasses.replace(checkpoint, arrays=_handed(arrays, next_one))
+
+        def write(handed: Checkpoint) -> None:
             try:
-                store.save(checkpoint, end_of_epoch=end_of_epoch)
+                store.save(handed, end_of_epoch=end_of_epoch)
             except BaseException as error:  # `finish` raises it.
                 self._error = error
+            finally:
+                asked.put(False)
 
-        self._thread = threading.Thread(target=write, name="checkpoint")
+        self._thread = threading.Thread(target=write, args=(handed,), name="checkpoint")
+        del handed
         self._thread.start()
+        reads = True
+        try:
+            # Where the thread has failed, or another process writes, the others still need this process's part.
+            for each in arrays.later.values():
+                if each.together:
+                    reads = reads and asked.get()
+                    array = each.read()
+                    if reads:
+                        given.put(array)
+                    del array
+        except BaseException:
+            given.put(None)
+            raise
 
     @property
     def ended(self) -> bool:
@@ -375,3 +389,15 @@ class Writing:
         self._thread.join()
         if self._error is not None:
             raise self._error
+
+
+def _handed(arrays: "Arrays", next_one: "Callable[[], np.ndarray]") -> "Arrays":
+    """Returns arrays of which those that all processes read together come from another thread, in their order."""
+    from toolkit.training.arrays import Arrays
+
+    return Arrays(
+        {
+            name: dataclasses.replace(each, read=next_one, own=(), together=False) if each.together else each
+            for name, each in arrays.later.items()
+        }
+    )

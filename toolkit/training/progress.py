@@ -347,6 +347,8 @@ class RunTensorBoard(keras.callbacks.TensorBoard):
     A failed write is reported once and ignored.
     """
 
+    reads_weights = False
+
     def __init__(self, log_dir: str, **options: Any) -> None:
         super().__init__(log_dir, **options)
         self._said = False

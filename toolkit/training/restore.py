@@ -14,6 +14,7 @@ import numpy as np
 from toolkit.errors import CheckpointError, StrategyError, ToolkitError
 from toolkit.support.words import counted
 from toolkit.training import state
+from toolkit.training.arrays import Arrays, Later, dtype_named
 from toolkit.training.checkpoints import Checkpoint, CheckpointStore, NullCheckpointStore, Position
 from toolkit.training.compiled import Compiled
 from toolkit.training.directory import NullRunDirectory, RunDirectory
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_CHUNK = 64 << 20  # Bytes sent at once.
+_CHUNK = 8 << 20  # Bytes sent at once. An exchange needs some times as much.
 _NAMED = 3  # The most differences that a message names.
 _STEP = "the step"
 _NO_LOGS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")  # Columns that Keras doesn't log.
@@ -87,25 +88,34 @@ class RunProcesses:
         return result
 
     def chiefs_checkpoint(self, checkpoint: Checkpoint | None) -> Checkpoint:
-        """Returns the chief's checkpoint on every process.
+        """Returns the chief's checkpoint on every process. Reading one of its arrays is a collective, too.
 
         Args:
             checkpoint: The chief's own; None in the other processes.
         """
         if checkpoint is not None and self.alone:
             return checkpoint
-        from safetensors import numpy as safetensors
-
-        contents = [b"", b""]
+        own = {} if checkpoint is None else Arrays.joined(checkpoint.arrays).later
+        content = b""
         if checkpoint is not None:
-            facts = {"step": checkpoint.step, "metadata": checkpoint.metadata}
-            arrays = safetensors.save({name: array.copy() for name, array in checkpoint.arrays.items()})
-            contents = [json.dumps(facts).encode(), arrays]
-        sizes = self._broadcast(np.array([len(content) for content in contents], np.int64))
-        facts_sent, arrays_sent = (
-            self._broadcast_bytes(content, int(size)) for content, size in zip(contents, sizes, strict=True)
-        )
-        return checkpoint or Checkpoint(**json.loads(facts_sent), arrays=safetensors.load(arrays_sent))
+            kinds = [[name, each.shape, each.dtype.name] for name, each in own.items()]
+            facts = {"step": checkpoint.step, "metadata": checkpoint.metadata, "arrays": kinds}
+            content = json.dumps(facts).encode()
+        sent = np.empty(self.chiefs(len(content)), np.uint8)
+        if content:
+            sent[:] = np.frombuffer(content, np.uint8)
+        facts = json.loads(self._broadcast_in_chunks(sent).tobytes())
+
+        def later(name: str, shape: Sequence[int], dtype: str) -> Later:
+            def read() -> np.ndarray:
+                array = own[name].read() if name in own else np.empty(shape, dtype_named(dtype))
+                self._broadcast_in_chunks(array.reshape(-1).view(np.uint8))
+                return array
+
+            return Later(shape=tuple(shape), dtype=dtype_named(dtype), read=read, together=True)
+
+        arrays = Arrays({name: later(name, shape, dtype) for name, shape, dtype in facts["arrays"]})
+        return Checkpoint(step=facts["step"], metadata=facts["metadata"], arrays=arrays)
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Checks that all processes are about to train the same: one with another seed would go unnoticed.
@@ -153,14 +163,12 @@ class RunProcesses:
     def _broadcast(self, value: np.ndarray) -> np.ndarray:
         return self._agreement.broadcast(self._strategy, value)
 
-    def _broadcast_bytes(self, content: bytes, size: int) -> bytes:
-        received = []
-        for start in range(0, size, _CHUNK):
-            chunk = np.zeros(min(_CHUNK, size - start), np.uint8)
-            if content:
-                chunk[:] = np.frombuffer(content, np.uint8, count=len(chunk), offset=start)
-            received.append(self._broadcast(chunk).tobytes())
-        return b"".join(received)
+    def _broadcast_in_chunks(self, content: np.ndarray) -> np.ndarray:
+        """Sets bytes to the chief's, and returns them."""
+        for start in range(0, len(content), _CHUNK):
+            chunk = content[start : start + _CHUNK]
+            chunk[:] = self._broadcast(chunk)
+        return content
 
 
 def _words(facts: Mapping[str, Any], keys: list[str]) -> str:
@@ -220,8 +228,9 @@ def restore(
     state.restore(model, checkpoint.arrays)
     # The rest is kept during the first epoch; the variables' arrays are as large as the model and its optimizers. They
     # are kept, too, where a callback had compiled the model: it may do so again, which drops the variables.
-    if checkpoint.metadata.get("compiled") is None:
-        checkpoint = dataclasses.replace(checkpoint, arrays=state.without_variables(checkpoint.arrays))
+    recompiled = checkpoint.metadata.get("compiled") is not None
+    kept = checkpoint.arrays if recompiled else state.without_variables(checkpoint.arrays)
+    checkpoint = dataclasses.replace(checkpoint, arrays=dict(kept))
     processes.check_restored(model, step=checkpoint.step)
     before = checkpoint.metadata["epochs"]
     if epochs != before:

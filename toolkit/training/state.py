@@ -18,6 +18,7 @@ import numpy as np
 
 from toolkit import strategies
 from toolkit.errors import CheckpointError
+from toolkit.training.arrays import Arrays, Later, raw
 
 if TYPE_CHECKING:
     import keras
@@ -30,15 +31,16 @@ _STATISTICS = "exchange/statistics/"
 _TRAINS = "trains/"  # By an optimizer's number, the numbers of the model's variables for which it was built.
 
 
-def capture(model: "keras.Model") -> dict[str, np.ndarray]:
+def capture(model: "keras.Model") -> Arrays:
     """Returns every variable of the model and its optimizers, by a name that gives owner and place.
 
-    A variable that is mirrored on several devices is read once.
+    A variable that is mirrored on several devices is read once. What replicas keep in shards is put together when it is
+    read; where replicas are several processes, all must read it together, before the next step.
     """
     return _captured(model, without=frozenset())
 
 
-def common(model: "keras.Model") -> dict[str, np.ndarray]:
+def common(model: "keras.Model") -> Arrays:
     """Returns what `capture` returns, without variables of which each replica has its own.
 
     They are in there a second time, of all replicas.
@@ -49,12 +51,12 @@ def common(model: "keras.Model") -> dict[str, np.ndarray]:
     return _captured(model, without=own)
 
 
-def _captured(model: "keras.Model", *, without: Collection[int]) -> dict[str, np.ndarray]:
+def _captured(model: "keras.Model", *, without: Collection[int]) -> Arrays:
     """Returns every variable by its name, but for those with these ids."""
     strategies.wait_for_steps(model)
     optimizers = _optimizers(model)
     variables = {name: v for name, v in _variables(model, optimizers).items() if id(v) not in without}
-    return {**_values(variables), **_trained(model, optimizers)}
+    return Arrays.joined(_values(variables), _trained(model, optimizers))
 
 
 def restore(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> None:
@@ -63,14 +65,14 @@ def restore(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         CheckpointError: The names or shapes are not those of this model and optimizer; nothing was set.
     """
-    _assign(model, *_checked(model, arrays))
+    _assign(model, *_checked(model, Arrays.joined(arrays)))
     if _may_differ(model):
         from toolkit.strategies.step import exchanges
 
         exchanges.resume(model)
 
 
-def _checked(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> tuple[dict, dict[str, np.ndarray]]:
+def _checked(model: "keras.Model", arrays: Arrays) -> tuple[dict, dict[str, Later]]:
     """Returns the result of `_matching` after checking that `restore` can set it.
 
     Raises:
@@ -95,35 +97,41 @@ def _checked(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> tuple[di
 def without_variables(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the arrays of a checkpoint that `restore` doesn't set."""
     return {
-        name: array
-        for name, array in arrays.items()
-        if not name.startswith((_MODEL, _OPTIMIZER, _OTHERS, _EXCHANGE, _TRAINS))
+        name: arrays[name] for name in arrays if not name.startswith((_MODEL, _OPTIMIZER, _OTHERS, _EXCHANGE, _TRAINS))
     }
 
 
 def digest(model: "keras.Model") -> str:
     """Returns the SHA-256 of the model's variables in hexadecimal; it is equal if they are equal bit for bit."""
     total = hashlib.sha256()
-    for array in _values({str(number): variable for number, variable in enumerate(model.variables)}).values():
-        total.update(array.tobytes())
+    for variable in model.variables:
+        total.update(raw(_value(variable).read()))
     return total.hexdigest()
+
+
+def chief_reads(model: "keras.Model") -> contextlib.AbstractContextManager:
+    """Returns a context in which the chief alone may read the model. All processes must enter it."""
+    from toolkit.strategies.step import sharded_variable
+    from toolkit.strategies.variables import variables_of
+
+    return sharded_variable.chief_reads(model.distribute_strategy, list(variables_of(model)))
 
 
 def capture_metrics(model: "keras.Model") -> dict[str, np.ndarray]:
     """Returns the running sums of the metrics, over all replicas."""
     strategies.wait_for_steps(model)
-    return _values(_metrics(model))
+    return dict(_values(_metrics(model)))
 
 
 def metrics_in(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the arrays of a checkpoint that `capture_metrics` had returned."""
-    return {name: array for name, array in arrays.items() if name.startswith(_METRICS)}
+    return {name: arrays[name] for name in arrays if name.startswith(_METRICS)}
 
 
 def restore_metrics(model: "keras.Model", arrays: Mapping[str, np.ndarray]) -> None:
     """Sets the running sums of the metrics that the model still has."""
     variables = _metrics(model)
-    _assign(model, variables, {name: array for name, array in arrays.items() if name in variables})
+    _assign(model, variables, {name: Later.of(arrays[name]) for name in arrays if name in variables})
 
 
 def size_in_bytes(model: "keras.Model") -> int:
@@ -133,13 +141,11 @@ def size_in_bytes(model: "keras.Model") -> int:
     return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in _variables(model, _optimizers(model)).values())
 
 
-def _matching(
-    model: "keras.Model", optimizers: list, arrays: Mapping[str, np.ndarray]
-) -> tuple[dict, dict[str, np.ndarray]]:
+def _matching(model: "keras.Model", optimizers: list, arrays: Arrays) -> tuple[dict, dict[str, Later]]:
     """Returns the model's variables and the saved arrays, without those of optimizers that had taken no step."""
     variables = _variables(model, optimizers)
     kept = (_MODEL, _OPTIMIZER, _OTHERS, _EXCHANGE)
-    saved = {_uncounted(name): array for name, array in arrays.items() if name.startswith(kept)}
+    saved = {_uncounted(name): each for name, each in arrays.later.items() if name.startswith(kept)}
     for which in range(len(optimizers)) if len(optimizers) > 1 else ():
         if f"{_TRAINS}{which}" not in arrays:
             # Keras builds the optimizer given to `compile`, used or not, if it builds the model itself.
@@ -243,33 +249,43 @@ def _metrics(model: "keras.Model") -> dict:
     }
 
 
-def _values(variables: dict) -> dict[str, np.ndarray]:
+def _values(variables: dict) -> Arrays:
     """Returns values that stay as they are while training goes on."""
+    return Arrays({name: _value(variable) for name, variable in variables.items()})
+
+
+def _value(variable: Any) -> Later:
     import keras
     import tensorflow as tf
 
-    from toolkit.strategies.step.sharded_variable import ReadTogether
+    from toolkit.strategies.step.sharded_variable import ReadTogether, ReplicaShardedVariable
 
-    found = {}
-    for name, variable in variables.items():
-        value = keras.ops.convert_to_tensor(variable)
-        if isinstance(value, keras.Variable) and not isinstance(value, ReadTogether):
-            value = value.value
-        if isinstance(value, tf.Variable):
-            value = tf.convert_to_tensor(value)
-        # On the host NumPy sees a tensor's own memory, and no update changes that: TensorFlow writes into a variable's
-        # memory only where nobody else holds it, and otherwise elsewhere. So the copy is made by the next step's
-        # updates, on all cores, if at all. What a GPU holds is copied here.
-        found[name] = np.asarray(value)
-    return found
+    if isinstance(variable, ReplicaShardedVariable):
+        own = tuple(np.asarray(shard.read_value()) for shard in variable.shards)
+        return Later(
+            shape=tuple(variable.shape),
+            dtype=own[0].dtype,
+            read=lambda: variable.whole_of(list(own)),
+            own=own,
+            together=variable.is_among_processes,
+        )
+    value = keras.ops.convert_to_tensor(variable)
+    if isinstance(value, keras.Variable):
+        value = np.asarray(value) if isinstance(value, ReadTogether) else value.value
+    if isinstance(value, tf.Variable):
+        value = tf.convert_to_tensor(value)
+    # On the host NumPy sees a tensor's own memory, and no update changes that: TensorFlow writes into a variable's
+    # memory only where nobody else holds it, and otherwise elsewhere. So the copy is made by the next step's
+    # updates, on all cores, if at all. What a GPU holds is copied here.
+    return Later.of(np.asarray(value))
 
 
-def _assign(model: "keras.Model", variables: dict, arrays: Mapping[str, np.ndarray]) -> None:
+def _assign(model: "keras.Model", variables: dict, arrays: Mapping[str, Later]) -> None:
     with model.distribute_strategy.scope():
         # In the same order on all processes: after setting a variable, TensorFlow reads it on each replica.
         # Variables that differ by replica come after the equal ones.
         for name in sorted(arrays, key=lambda name: (name.startswith(_EXCHANGE), name)):
-            variables[name].assign(arrays[name])
+            variables[name].assign(arrays[name].read())
 
 
 def _shape(shape: tuple | None) -> str:

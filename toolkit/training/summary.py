@@ -88,6 +88,10 @@ class Summary:
             ToolkitError: They can't be written.
         """
         weights = self.facts["weights_sha256"] = state.digest(model)
+        with state.chief_reads(model):
+            self._finish(model, progress, weights)
+
+    def _finish(self, model: "keras.Model", progress: Any, weights: str) -> None:
         earlier = _read(self._directory) if self.complete else {}
         if earlier.get("weights_sha256") == weights:
             self.summary = earlier

@@ -137,6 +137,7 @@ class Plan:
             "per_replica_batch": self.setting.per_replica_batch,
             "shards": self.setting.group,
             "optimizer_state": self.setting.optimizer_state,
+            "weights": self.setting.weights,
             "micro_steps": self.setting.micro_steps,
             "recomputed": sorted(self.recomputed),
             "memory": memory_of(self.layers, self.choices, self.setting),
@@ -361,7 +362,7 @@ def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:
     shards: list[int | None] = [n for n in range(replicas, 1, -1) if replicas % n == 0]
     if setting.shards or not shards:
         shards = [setting.shards]
-    steps, states = [setting.micro_steps], [setting.optimizer_state]
+    steps, states = [setting.micro_steps], [(setting.optimizer_state, setting.weights)]
     if saving and steps == [1]:
         steps = [
             1 << n
@@ -369,7 +370,11 @@ def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:
             if setting.per_replica_batch % (1 << n) == 0
         ] or [1]
     if saving and replicas > 1:
-        states = ["replicated", "sharded"]
+        # Weights in shards bring their slots along. What was asked for stays.
+        states = [("replicated", "replicated"), ("sharded", "replicated"), ("replicated", "sharded")]
+        states = [each for each in states if setting.weights in ("replicated", each[1])]
     again = [False, True] if saving else [setting.recompute]
-    for count, parts, state, recompute in itertools.product(steps, shards, states, again):
-        yield dataclasses.replace(setting, shards=parts, optimizer_state=state, micro_steps=count, recompute=recompute)
+    for count, parts, (state, weights), recompute in itertools.product(steps, shards, states, again):
+        yield dataclasses.replace(
+            setting, shards=parts, optimizer_state=state, weights=weights, micro_steps=count, recompute=recompute
+        )

@@ -208,6 +208,7 @@ class Setting:
         slots: Elements that the optimizer keeps for each element of a weight: 1 for momentum, 2 for Adam.
         shards: Replicas that hold a sharded layer between them, a group; None for all replicas.
         optimizer_state: "replicated", or "sharded" where each replica keeps the slots of its part.
+        weights: "replicated", or "sharded" where each replica of a group keeps its part of replicated layers' weights.
         micro_steps: How many parts a replica's batch is computed in, whose gradients are added up.
         recompute: Whether what only a block reads is computed again in the backward pass, instead of kept until then.
         batch_statistics: "batch" where BatchNormalization normalises the whole batch; "replica" for each replica's
@@ -222,6 +223,7 @@ class Setting:
     slots: int = 1
     shards: int | None = None
     optimizer_state: str = "replicated"
+    weights: str = "replicated"
     micro_steps: int = 1
     recompute: bool = False
     batch_statistics: str = "batch"
@@ -251,15 +253,28 @@ def parameters_of(layer: LayerCost, choice: Choice, setting: Setting) -> int:
     return (layer.parameters - whole) // size * shard(layer, choice, setting) + whole
 
 
+def gathered_of(layer: LayerCost, choice: Choice, setting: Setting) -> int:
+    """Returns the number of elements of a layer's weights that replicas keep in shards, and gather to use them."""
+    from toolkit.strategies.step.sharded_weights import SMALLEST
+
+    if setting.weights != "sharded" or setting.group == 1 or choice.split is not None or "rows" in layer.splits:
+        return 0
+    return sum(size for size in map(math.prod, layer.shapes) if size >= SMALLEST)
+
+
 def bytes_of(layer: LayerCost, choice: Choice, setting: Setting) -> float:
     """Returns the bytes of a layer's trained weights that a replica holds, and of their gradients."""
-    return parameters_of(layer, choice, setting) * layer.weight_bytes
+    elsewhere = gathered_of(layer, choice, setting) * (1 - 1 / setting.group)
+    return (parameters_of(layer, choice, setting) - elsewhere) * layer.weight_bytes
 
 
 def updated_bytes(layer: LayerCost, choice: Choice, setting: Setting) -> float:
     """Returns the bytes of a layer's trained weights that a replica updates, and for which it has slots."""
     held = bytes_of(layer, choice, setting)
-    return held / setting.replicas if setting.optimizer_state == "sharded" and choice.split is None else held
+    if setting.optimizer_state != "sharded" or choice.split is not None:
+        return held
+    shards = gathered_of(layer, choice, setting) / setting.group * layer.weight_bytes  # Their slots are as they are.
+    return shards + (held - shards) / setting.replicas
 
 
 # Bytes per element in float32; activations and gradients otherwise keep their dtype.
@@ -272,7 +287,8 @@ class Exchange:
     """One exchange between replicas.
 
     Attributes:
-        kind: "gradients", which may be sent while others are computed; "activations", for which replicas wait.
+        kind: "gradients", which may be sent while others are computed; "activations" and "weights", for which replicas
+            wait.
         received: Bytes that a replica receives.
         rounds: Messages that wait for one another.
         among: "all" replicas, those of a "group", or those with the same part of each of the "groups".
@@ -290,6 +306,9 @@ def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchan
     found = []
     size = _SHORT.get(setting.gradient_dtype) or layer.weight_bytes
     whole = _sent(layer, setting) if choice.split is None else layer.whole if choice.split in SUMS else 0
+    if cut := gathered_of(layer, choice, setting):
+        found += _of_shards(layer, cut, setting)
+        whole = max(0, whole - cut)
     if choice.split is None and "rows" in layer.splits:
         # For a table: the rows that were looked up, and their indices.
         found.append(Exchange("gradients", (replicas - 1) * batch * (layer.outputs * size + layer.inputs * 4), 1))
@@ -305,6 +324,24 @@ def exchanges(layer: LayerCost, choice: Choice, setting: Setting) -> list[Exchan
     if choice.split is not None:
         found += [dataclasses.replace(each, among="group") for each in _within_group(layer, choice, setting)]
     return [each for each in found if each.received]
+
+
+def _of_shards(layer: LayerCost, cut: int, setting: Setting) -> list[Exchange]:
+    """Returns the exchanges of weights in shards.
+
+    They are gathered for the forward pass, and again for gradients, in the dtype in which the layer computes. The
+    gradients' shards are summed in the group, and then over the groups.
+    """
+    group, times = setting.group, setting.micro_steps
+    size = _SHORT.get(setting.gradient_dtype) or layer.weight_bytes
+    others = times * cut * (group - 1) / group
+    gather = Exchange("weights", others * layer.activation_bytes, times, "group")
+    shards = all_reduce("gradients", times * cut / group * size, setting.replicas // group)
+    return [
+        *[gather] * (2 if layer.passes_gradient else 1),  # Nobody asks for a gradient of the first layer's input.
+        Exchange("gradients", others * size, 1, "group"),
+        dataclasses.replace(shards, among="groups"),
+    ]
 
 
 def _sent(layer: LayerCost, setting: Setting) -> int:
@@ -356,10 +393,12 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
     most; "workspace": what updates and exchanges of gradients, and libraries, take beside.
     """
     weights = optimizer = kept = most = largest = workspace = 0.0
+    # A layer computes with its whole weights, and their whole gradient, while those of the next are gathered.
+    cuts = [gathered_of(layer, choices.get(layer.name, REPLICATED), setting) * layer.weight_bytes for layer in layers]
     gradients = [bytes_of(layer, choices.get(layer.name, REPLICATED), setting) for layer in layers]
     later, again, block = sum(gradients), 0.0, ""
     own = setting.per_replica_batch / setting.micro_steps
-    for layer, gradient in zip(layers, gradients, strict=True):
+    for layer, gradient, cut, before in zip(layers, gradients, cuts, [0, *cuts][:-1], strict=True):
         choice = choices.get(layer.name, REPLICATED)
         weights += gradient + layer.state * layer.weight_bytes
         compressed = setting.gradient_rank is not None and choice.split is None
@@ -372,10 +411,12 @@ def memory_of(layers: Sequence[LayerCost], choices: Mapping[str, Choice], settin
             if setting.recompute:  # A copy of its input.
                 again = own * layer.inputs * layer.activation_bytes
         again += inside
-        most = max(most, kept + again + works + later)
+        most = max(most, kept + again + works + later + 2 * cut + before)
         largest = max(largest, gradient)
         workspace = max(workspace, layer.workspace)
-    packed = sum(gradients) if setting.replicas > 1 else 0.0
+    packed = 0.0
+    if setting.replicas > 1:  # Gradients of shards travel by themselves.
+        packed = sum(gradients) - sum(cuts) / setting.group
     beside = max(_UPDATED_AT_ONCE * largest, packed)
     return {
         "weights": weights,

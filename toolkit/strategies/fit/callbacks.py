@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -27,7 +27,7 @@ from toolkit.strategies.processes.agreement import extremes, is_chief, processes
 from toolkit.strategies.step.local_steps import agree
 from toolkit.strategies.step.moments import may_differ
 from toolkit.strategies.step.sharded_optimizer import by_shard
-from toolkit.strategies.step.sharded_variable import drop_snapshots, snapshots_of, take_snapshots
+from toolkit.strategies.step.sharded_variable import chief_reads, drop_snapshots, snapshots_of, take_snapshots
 from toolkit.strategies.upstream.wrapping import attach, extend, instead
 from toolkit.strategies.variables import variables_of
 
@@ -108,6 +108,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
         self._training = self._may_stop = self._compared = False
         self._order: Any = None
         self._quiet: list[tuple[Any, dict]] = []
+        self._keeps_snapshots = not ours or options_of(strategy).weights != "sharded"
         if self._dispatching is not None:
             self._dispatching.replace_functions(model)
         if self._shared and model.built and any_in_shards(model.variables):
@@ -128,23 +129,44 @@ class FitCallbacks(keras.callbacks.CallbackList):
             self._quiet = [(callback, _without_writing(callback)) for callback in self.callbacks]
 
     @contextlib.contextmanager
-    def _quietly(self) -> Iterator[None]:
+    def _quietly(self, saving: Sequence = ()) -> Iterator[None]:
         """A context in which only the chief's callbacks write. The others' run, but write into nothing.
 
         It is entered for each of Keras's calls alone: where `fit` raises, callbacks are as the user made them.
+
+        Args:
+            saving: Those that save at the end of an epoch, which the chief does alone: the others help it to read.
         """
-        if not self._quiet:
+        replaced = [*self._quiet, *((each, {"on_epoch_end": self._chiefs(each.on_epoch_end)}) for each in saving)]
+        if not replaced:
             yield
             return
-        before = [(callback, {name: getattr(callback, name) for name in others}) for callback, others in self._quiet]
-        with instead(keras.callbacks.RemoteMonitor, "on_epoch_end", lambda _: lambda *_, **__: None):
+        before = [(each, {name: vars(each)[name] for name in new if name in vars(each)}) for each, new in replaced]
+        with (
+            instead(keras.callbacks.RemoteMonitor, "on_epoch_end", lambda _: lambda *_, **__: None)
+            if (self._quiet)
+            else contextlib.nullcontext()
+        ):
             try:
-                for callback, others in self._quiet:
+                for callback, others in replaced:
                     vars(callback).update(others)
                 yield
             finally:
-                for callback, own in before:
+                for (callback, others), (_, own) in zip(replaced, before, strict=True):
+                    for name in others:
+                        vars(callback).pop(name, None)
                     vars(callback).update(own)
+
+    def _chiefs(self, save: Callable) -> Callable:
+        """Returns what the chief does alone, on each process."""
+        strategy = self.model.distribute_strategy
+
+        def alone(*args: Any, **kwargs: Any) -> None:
+            with chief_reads(strategy, list(variables_of(self.model))):
+                if is_chief(strategy):
+                    save(*args, **kwargs)
+
+        return alone
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compares what must be the same in all processes."""
@@ -192,21 +214,25 @@ class FitCallbacks(keras.callbacks.CallbackList):
             average_statistics(self.model)
         if self._order is not None:
             self._order.compare_epoch(epoch + 1)
-        if self._shared and self._some_read_weights():  # Callbacks that only the chief has may save.
+        saving: list = [each for each in self.callbacks if _only_saves(each)]
+        if self._shared and self._some_read_weights("on_epoch_end", saving):  # Those that only the chief has may save.
             take_snapshots(variables_of(self.model))
-        with self._quietly():
+            saving = []
+        with self._quietly(saving if self._shared else ()):
             super().on_epoch_end(epoch, logs)
         if self._shared:  # The other processes find the files of the chief's callbacks, and all stop together.
             self.model.stop_training = bool(self._largest(bool(self.model.stop_training)))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Waits for the files of the chief's callbacks."""
-        if self._shared:
+        if self._shared and (self._keeps_snapshots or self._some_read_weights("on_train_end")):
             # After the last epoch's callbacks, `fit` replaces weights by an optimizer's averages, so what only the
             # chief saves must be gathered again.
             take_snapshots(variables_of(self.model))
         with self._quietly():
             super().on_train_end(logs)
+        if self._shared and not self._keeps_snapshots:  # The model may be larger than a worker's memory.
+            drop_snapshots(variables_of(self.model))
         if self._shared:
             self._training = False
             self._largest(0)
@@ -228,11 +254,19 @@ class FitCallbacks(keras.callbacks.CallbackList):
         if self._shared and self.model.built and not self._training:  # `fit` has looked before it trained.
             check_equal_weights(self.model)
 
-    def _some_read_weights(self) -> bool:
-        """Returns whether a callback may read, at an epoch's end, what no process holds whole. All must call it."""
+    def _some_read_weights(self, moment: str, saving: Sequence = ()) -> bool:
+        """Returns whether a callback may read what no process holds whole. All must call it.
+
+        Args:
+            moment: The method in which it may do so.
+            saving: Callbacks that only save, for which the chief reads alone if all processes have them.
+        """
         if next(snapshots_of(variables_of(self.model)), None) is None:
             return False
-        return bool(self._largest(any(_may_read_weights(callback) for callback in self.callbacks)))
+        reads = any(_may_read_weights(each, moment) for each in self.callbacks if each not in saving)
+        asked = np.array([reads, len(saving), -len(saving)], np.int64)
+        most = extremes(self.model.distribute_strategy, asked)[1]
+        return bool(most[0] or most[1] != -most[2])
 
     def _largest(self, value: int) -> int:
         """Returns the largest of the workers' whole numbers. All must call it."""
@@ -286,10 +320,17 @@ def _may_stop_in_an_epoch(callback: keras.callbacks.Callback) -> bool:
     return any(module.partition(".")[0] not in ("keras", "toolkit") for module in modules)
 
 
-def _may_read_weights(callback: keras.callbacks.Callback) -> bool:
-    """Whether its end of an epoch may change or read weights."""
+def _may_read_weights(callback: keras.callbacks.Callback, moment: str) -> bool:
+    """Whether a method of it, such as "on_epoch_end", may change or read weights."""
     if isinstance(callback, keras.callbacks.EarlyStopping):
         return bool(callback.restore_best_weights)
-    own = getattr(callback.on_epoch_end, "__func__", callback.on_epoch_end)
+    own = getattr(getattr(callback, moment), "__func__", getattr(callback, moment))
     known = type(callback) in _READ_NO_WEIGHTS or not getattr(callback, "reads_weights", True)
-    return own is not keras.callbacks.Callback.on_epoch_end and not known
+    return own is not getattr(keras.callbacks.Callback, moment) and not known
+
+
+def _only_saves(callback: keras.callbacks.Callback) -> bool:
+    """Whether all that it does at an epoch's end is saving."""
+    kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+    made_by = type(callback).on_epoch_end.__module__.partition(".")[0]
+    return isinstance(callback, kinds) and made_by in ("keras", "toolkit")

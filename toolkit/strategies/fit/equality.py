@@ -38,7 +38,7 @@ _ROUNDING = 1e-4  # Relative. Processors that round differently stay within it.
 
 def checksum(array: np.ndarray) -> int:
     """Returns a number that differs if an array's bits differ."""
-    return zlib.crc32(np.ascontiguousarray(array).tobytes())
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def check_equal_weights(model: keras.Model) -> None:

@@ -7,6 +7,7 @@ shards. All processes take part in reading one (`ReadTogether`), unless a snapsh
 """
 
 import contextlib
+import functools
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +19,11 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.mesh import Layout, mesh_of
-from toolkit.strategies.processes.agreement import process_index, processes
+from toolkit.strategies.processes.agreement import is_chief, meeting, process_index, processes
 from toolkit.strategies.step.collectives import all_gather, gather_anywhere, reduce_scatter, replica_id_and_count
 
 _GROUP = 1_000_009  # Far from TensorFlow's keys, which count from 1.
-_PATIENCE = 120.0  # Seconds in which the other processes must read the same variable.
+_PATIENCE = 600.0  # Seconds in which the others must read the same variable: the chief may write it to a slow disk.
 
 
 class ReadTogether(keras.Variable):
@@ -35,13 +36,21 @@ class ReadTogether(keras.Variable):
     strategy: tf.distribute.Strategy
     _value: Any
     _snapshot: tuple[list[np.ndarray], np.ndarray] | None = None
+    _announce: Callable[[], object] | None = (
+        None  # Before this process alone reads it: what makes the others take part.
+    )
 
     @property
     def shards(self) -> list[tf.Variable]:
         """This process's parts, in the order of its replicas."""
         return list(self.strategy.experimental_local_results(self._value))
 
-    def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
+    @property
+    def is_among_processes(self) -> bool:
+        """Whether reading the whole is a collective."""
+        return processes(self.strategy) > 1
+
+    def whole_of(self, own: list[np.ndarray]) -> np.ndarray:
         """Returns the whole, from this process's and the others' parts. With several processes it is a collective."""
         raise NotImplementedError
 
@@ -50,7 +59,9 @@ class ReadTogether(keras.Variable):
         own = [shard.numpy() for shard in self.shards]
         if self._snapshot is not None and all(map(np.array_equal, own, self._snapshot[0])):
             return self._snapshot[1].copy()
-        return self._whole_of(own)
+        if self._announce is not None:
+            self._announce()
+        return self.whole_of(own)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
@@ -78,7 +89,7 @@ class ReplicaSum(ReadTogether):
         how = {"aggregation": "sum", "synchronization": "on_read", "trainable": False}
         super().__init__("zeros", shape=shape, **how, **kwargs)
 
-    def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
+    def whole_of(self, own: list[np.ndarray]) -> np.ndarray:
         return sum(own[1:], own[0]) if processes(self.strategy) == 1 else self.value.numpy()  # TensorFlow adds up.
 
 
@@ -103,7 +114,7 @@ class ReplicaCopies:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         everybodys = gathered([each.numpy() for each in self._copies], self._strategy)
-        return np.asarray(np.stack(everybodys), dtype=dtype)
+        return np.asarray(everybodys, dtype=dtype)
 
     def assign(self, value: np.ndarray) -> None:
         """Sets each replica's copy to its row of [replicas, ...]."""
@@ -112,12 +123,12 @@ class ReplicaCopies:
             copy.assign(value[number])
 
 
-def gathered(own: list[np.ndarray], strategy: tf.distribute.Strategy) -> list[np.ndarray]:
-    """Returns all replicas' values, in their order, from this process's. It is a collective."""
+def gathered(own: list[np.ndarray], strategy: tf.distribute.Strategy) -> np.ndarray:
+    """Returns all replicas' values, [replicas, ...], from this process's. It is a collective."""
+    sent = np.stack(own) if len(own) > 1 else own[0][None]
     if processes(strategy) == 1:
-        return own
-    sent = np.stack(own)
-    with tf.device("CPU:0"):
+        return sent
+    with tf.device("CPU:0"), meeting(strategy):
         everybodys = tf.raw_ops.CollectiveGatherV2(
             input=sent,
             group_size=processes(strategy),
@@ -127,7 +138,7 @@ def gathered(own: list[np.ndarray], strategy: tf.distribute.Strategy) -> list[np
             ordering_token=[],
             timeout_seconds=_PATIENCE,
         )
-    return list(everybodys.numpy())
+    return everybodys.numpy()
 
 
 def snapshots_of(variables: Sequence[Any]) -> Iterator[ReadTogether]:
@@ -148,6 +159,39 @@ def drop_snapshots(variables: Sequence[Any]) -> None:
     """Deletes what `take_snapshots` kept."""
     for variable in snapshots_of(variables):
         variable.drop_snapshot()
+
+
+@contextlib.contextmanager
+def chief_reads(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> Iterator[None]:
+    """A context in which the chief alone reads variables, such as to save them: each process has one whole at a time.
+
+    All processes must enter it. The others take part in what the chief reads, and enter when it has left.
+
+    Args:
+        strategy: Whose processes they are.
+        variables: The same on each.
+    """
+    read = list(snapshots_of(variables))
+    if not read:
+        yield
+        return
+
+    def announced(number: int) -> int:
+        return int(gathered([np.array([number], np.int64)], strategy)[0, 0])  # The chief is the first.
+
+    if not is_chief(strategy):
+        while (number := announced(-1)) >= 0:
+            read[number].whole_of([shard.numpy() for shard in read[number].shards])
+        yield
+        return
+    for number, variable in enumerate(read):
+        variable._announce = functools.partial(announced, number)
+    try:
+        yield
+    finally:
+        for variable in read:
+            variable._announce = None
+        announced(-1)
 
 
 class ReplicaShardedVariable(ReadTogether):
@@ -202,10 +246,11 @@ class ReplicaShardedVariable(ReadTogether):
         """Returns a replica's shard of a whole array."""
         whole = whole.reshape(self._whole_shape)
         size = self.shard_shape[self._axis]
-        indices = np.arange(size) + replica_id % self.count * size
+        begin = replica_id % self.count * size
         if self.laid_out.repeats:
-            return np.take(whole, np.minimum(indices, whole.shape[self._axis] - 1), axis=self._axis)
-        shard = np.take(whole, indices[indices < whole.shape[self._axis]], axis=self._axis)
+            indices = np.minimum(np.arange(begin, begin + size), whole.shape[self._axis] - 1)
+            return np.take(whole, indices, axis=self._axis)
+        shard = whole[(slice(None),) * self._axis + (slice(begin, begin + size),)]
         return np.pad(shard, [(0, size - there) for size, there in zip(self.shard_shape, shard.shape, strict=True)])
 
     def assign(self, value: Any) -> Any:
@@ -214,14 +259,17 @@ class ReplicaShardedVariable(ReadTogether):
             new = tf.cast(value, self._value.dtype)
             self._value.assign(new if list(new.shape) == self.shard_shape else self.shard_of(new))
             return value
-        array = np.asarray(keras.ops.convert_to_numpy(value))
+        # Keras would copy what is an array already, or what lies in a file.
+        array = np.asarray(value if hasattr(value, "__array__") else keras.ops.convert_to_numpy(value))
         if array.shape != tuple(self._shape):
             raise ValueError(f"{self.path} has shape {tuple(self._shape)} and can't be set to one of {array.shape}")
-        self._set(array.astype(self._value.dtype.as_numpy_dtype))
+        self._set(array.astype(self._value.dtype.as_numpy_dtype, copy=False))
         return value
 
-    def _whole_of(self, own: list[np.ndarray]) -> np.ndarray:
-        whole = np.concatenate(gathered(own, self.strategy)[: self.count], axis=self._axis)  # The first group's.
+    def whole_of(self, own: list[np.ndarray]) -> np.ndarray:
+        shards = gathered(own, self.strategy)[: self.count]  # The first group's.
+        # One after another in memory, they are the whole already.
+        whole = np.concatenate(shards, axis=self._axis) if self._axis else shards.reshape(-1, *self.shard_shape[1:])
         return whole[tuple(slice(size) for size in self._whole_shape)].reshape(self._shape)
 
     @contextlib.contextmanager

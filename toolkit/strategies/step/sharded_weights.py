@@ -12,6 +12,7 @@ longer than that, and its initial value is one device's. Outside of steps a weig
 """
 
 import contextlib
+import ctypes
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from toolkit.strategies.variables import is_table
 
 _LOG = logging.getLogger(__name__)
 SMALLEST = 2048  # Elements. An exchange of fewer takes longer than the memory is worth.
+_LARGE = 1 << 20  # Bytes.
 _LAYOUT = Layout(axis=None, used_whole=True)
 _NOTED = "_toolkit_noted_shards"
 
@@ -75,7 +77,12 @@ class ShardedWeight(ReplicaShardedVariable):
 
     def cut(self) -> None:
         """Keeps this replica's shard of the value in its place."""
-        first = self.shards[0].numpy()
+        self._put_shard()
+        if _bytes(self) >= _LARGE:
+            _give_back()
+
+    def _put_shard(self) -> None:
+        first = np.asarray(self.shards[0].read_value())  # It sees the tensor's own memory.
         self._value = None
         super()._initialize_with_initializer(lambda *_, **__: first)
 
@@ -101,6 +108,12 @@ def _in_graph_of_step() -> Iterator[None]:
         return
     with graph.as_default():
         yield
+
+
+def _give_back() -> None:
+    """Returns to the system what wholes have left: shards lie between, and the C library would keep it."""
+    with contextlib.suppress(AttributeError, OSError):  # Only the GNU C library has this.
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _gathered(variable: ShardedWeight, shard: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
