@@ -105,6 +105,8 @@ def _compared(check: str, one: Mapping[str, Any], many: Mapping[str, Any]) -> Fi
     loss = max(abs(a - b) for a, b in zip(one["losses"], many["losses"], strict=True))
     weight = _apart(one["weights"], many["weights"])
     rate = f"all-reduce of 16 MiB at {many['bytes_per_second'] / 1e9:.2f} GB/s"
+    if many.get("peak_memory"):
+        rate += f"; at most {', '.join(f'{peak / 1e6:.0f}' for peak in many['peak_memory'])} MB of tensors in memory"
     # Also false for a NaN.
     if loss < _LOSS and weight < _WEIGHT:
         return ok(check, f"same result as one device (losses within {loss:.0e}, weights within {weight:.0e}); {rate}")
