@@ -60,7 +60,8 @@ def _trained(environ: Mapping[str, str], folder: str, strategy: str, replicas: i
     own = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
     process = subprocess.Popen(
         [sys.executable, *command],
-        env={**own, "TF_CPP_MIN_LOG_LEVEL": own.get("TF_CPP_MIN_LOG_LEVEL", "3")},
+        # Its job is none of the user's, so another list has it.
+        env={**own, "TF_CPP_MIN_LOG_LEVEL": own.get("TF_CPP_MIN_LOG_LEVEL", "3"), "XDG_STATE_HOME": folder},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
