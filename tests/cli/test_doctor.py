@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -73,12 +74,15 @@ def test_help_imports_nothing_heavy(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_self_test_trains_resumes_and_agrees(tmp_path):
+def test_self_test_trains_resumes_and_agrees(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     done = doctor(tmp_path, "--self_test", "--json", limit=280)
+    assert not list((tmp_path / "state").rglob("*.json")), "its job is in the user's list"
     findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     for check in ("one device", "two replicas", "resume", "two processes"):
         assert findings[check]["level"] == "ok", findings[check]
     assert "GB/s" in findings["two processes"]["found"]
+    assert re.search(r"; at most \d+ MB of tensors in memory", findings["two processes"]["found"])
     assert findings["resume"]["found"].endswith("the same weights, bit for bit")
 
 

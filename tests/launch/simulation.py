@@ -520,8 +520,7 @@ def run(monkeypatch, folder, world, *, settle=True, **options):
         on=where,
         workers=workers if world.local else None,
         log_dir=str(folder),
-        stall_timeout=120.0,
-        **options,
+        **{"stall_timeout": 120.0, **options},
     )
     record = Record.begin(spec)
     error = None

@@ -25,7 +25,6 @@ BAD = [
     ({"workers": 10**6}, "1000000 tasks of job worker, but that isn't a number of tasks"),
     ({"workers": None, "ps": 2}, "there is no chief or worker, so no task would train"),
     ({"workers": None, "evaluator": True}, "no task would train"),
-    ({"workers": 2, "ps": 1}, "1 parameter servers, but there is no chief"),
     ({"max_restarts": -1}, "--max_restarts=-1, but it must be 0 or more. Give 0 or more"),
     ({"max_total_restarts": -1}, "--max_total_restarts=-1, but it must be 0 or more. Give 0 or more"),
     ({"max_total_restarts": 3}, "--max_total_restarts=3, but --max_restarts is 0, so the job never restarts"),
@@ -192,3 +191,9 @@ def test_a_spec_comes_back_from_its_record(tmp_path):
         log_dir=str(tmp_path),
     )
     assert Record(Record.begin(spec).directory).job()["spec"] == spec
+
+
+def test_parameter_servers_bring_a_chief():
+    spec = launch.JobSpec(command=("x",), workers=2, ps=1)
+    assert spec.counts == (("chief", 1), ("worker", 2), ("ps", 1))
+    assert launch.JobSpec(command=("x",), workers=2).counts == (("worker", 2),)

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from toolkit.cli.main import main
 from toolkit.errors import JobStopped, TaskFailed
-from toolkit.launch import Job, jobs
+from toolkit.launch import Job, JobSpec, jobs
 from toolkit.launch.queues.slurm import QUEUE as SLURM
 from toolkit.launch.record import Record
 
@@ -215,6 +216,33 @@ def test_of_the_jobs_that_are_over_the_newest_fifty_are_kept(tmp_path, monkeypat
         record.end(None)
         jobs.add(record)
     assert [job.id for job in jobs.every()] == ["runs", "of-another-host", *(f"over-{n:02}" for n in range(2, 53))]
+
+
+def listed(capsys, *flags):
+    with pytest.raises(SystemExit) as ended:
+        main(["jobs", *flags])
+    said = capsys.readouterr()
+    return said.out + said.err, ended.value.code
+
+
+def test_what_is_over_is_forgotten_when_it_is_asked_or_its_directory_is_gone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = {}
+    for name, pid in (("dead", ended.pid), ("gone", ended.pid), ("runs", os.getpid()), ("runs too", os.getpid())):
+        record = Record.begin(JobSpec(command=("x.py",), log_dir=str(tmp_path / name)))
+        names[name] = jobs.add(record, pid=pid).id
+    for name in ("gone", "runs too"):
+        shutil.rmtree(jobs.find(names[name]).directory)
+    text, _ = listed(capsys)
+    assert [names[name] in text for name in ("dead", "gone", "runs", "runs too")] == [True, False, True, True]
+    assert names["gone"] not in [job.id for job in jobs.every()]
+    said, code = listed(capsys, "--forget", names["runs"])
+    assert (code, "it is running" in said) == (2, True)
+    assert listed(capsys, "--forget") == ("Forgot 1 job\n", 0)
+    assert {job.id for job in jobs.every()} == {names["runs"], names["runs too"]}
 
 
 @pytest.mark.slow

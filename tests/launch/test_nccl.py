@@ -175,7 +175,7 @@ def test_a_stalls_report_has_it_after_the_cause(tmp_path, monkeypatch):
     hung = world.faults[0].target
     assert f"{hung}, which is at train.py, line 31, in step.\nNCCL reports" in said
     assert "\n    3 ranks have launched up to operation 6650\n" in said
-    assert 1 <= world.asked_nccl <= 2
+    assert 1 <= world.asked_nccl <= 4  # On two hosts, for a hint and at the end.
 
 
 def test_a_job_without_nccl_is_not_asked_and_a_mute_one_changes_nothing(tmp_path, monkeypatch):

@@ -40,6 +40,43 @@ def test_every_schedule_ends_names_its_cause_keeps_its_budget_and_leaves_nobody(
     assert kinds == {*simulation.OF_TASKS, *simulation.OF_HOSTS}
 
 
+def hints(events):
+    texts = [event["text"] for event in events if event["event"] == "note"]
+    return [text for text in texts if "no task has written a line" in text or "has waited" in text]
+
+
+def test_a_hint_says_where_each_task_is_and_the_next_one_comes_after_twice_as_long(tmp_path, monkeypatch):
+    world = simulation.World(0, hosts=2, tasks=2, faults=0)
+    world.later(20.0, lambda: world.inject("hang"))
+    events, error = simulation.run(monkeypatch, tmp_path, world, settle=False, max_restarts=0, stall_timeout=1000.0)
+    hung = world.faults[0].target
+    said = hints(events)
+    assert [int(text.split(" s; ")[0].rpartition(" ")[2]) // 10 for text in said] == [6, 12, 24, 48, 96]
+    assert f"The others wait for {hung}, which is at train.py, line 31, in step." in said[0]
+    others = ", ".join(name for name in world.tasks if name != hung)
+    inside = f"  {others}: inside TensorFlow, called at execute.py, line 31, in step"
+    assert sorted(said[0].splitlines()[1:]) == sorted([inside, f"  {hung}: train.py, line 31, in step"])
+    assert str(error).count("line 31, in step") == 1
+
+
+def test_a_task_that_waits_for_the_others_has_them_named_at_once(tmp_path, monkeypatch):
+    world = simulation.World(0, hosts=2, tasks=2, faults=0)
+    world.later(20.0, lambda: world.inject("hang"))
+
+    def wait(seconds):
+        for task in world.tasks.values():
+            if not task.hangs:
+                waits = {"seconds": seconds, "words": f"{seconds} s for the others, in fit at train.py, line 7"}
+                task.agent.tell("report", task=task.name, facts={"waits": waits}, ago=0.0)
+
+    for seconds in (20, 40):
+        world.later(22.0 + seconds, lambda seconds=seconds: wait(seconds))
+    events, _ = simulation.run(monkeypatch, tmp_path, world, settle=False, max_restarts=0, stall_timeout=100.0)
+    said = hints(events)
+    assert ["has waited 20 s" in said[0], "has waited 40 s" in said[1], len(said)] == [True, True, 3]
+    assert all("which is at train.py, line 31, in step.\n" in text for text in said)
+
+
 def test_while_a_lost_host_refuses_calls_nobody_waits_busily(tmp_path, monkeypatch):
     world = simulation.World(0, hosts=2, tasks=1, faults=0)
     world.later(20.0, lambda: world.inject_host("crash"))

@@ -10,7 +10,7 @@ import limits
 import pytest
 
 from toolkit.launch.agent.process import files_waited_for
-from toolkit.launch.supervisor.stacks import culprits, folded, locate
+from toolkit.launch.supervisor.stacks import culprits, folded, locate, places
 
 LIBRARY = sysconfig.get_path("purelib")
 STUCK = f"""Thread 0x00007f (most recent call first):
@@ -94,6 +94,40 @@ def test_what_a_thread_reads_is_seen_from_outside(tmp_path):
         process.kill()
     assert found == [str(tmp_path / "another"), str(tmp_path / "one")]
     assert files_waited_for(process.pid) == []
+
+
+def test_each_place_is_a_line_with_the_tasks_that_are_there():
+    found = {"worker:0": locate(IN_STEP), "worker:1": locate(STUCK), "worker:2": locate(IN_STEP), "worker:3": None}
+    assert places(found).splitlines() == [
+        "  worker:0, worker:2: inside TensorFlow, called at train.py, line 90, in <module>",
+        "  worker:1: train.py, line 31, in on_batch_end",
+        "  worker:3: no answer",
+    ]
+    assert places({"worker:0": locate(FUNCTION)}).endswith("; its input is at train.py, line 12, in load")
+
+
+CONVERTED = """
+import numpy as np, tensorflow as tf
+def mapped(number):
+    def read(number):
+        import time
+        if number > 2:
+            time.sleep(1000)  # line 9
+        return np.float32(1.0)
+    read_one = tf.py_function(
+        read, [number], tf.float32
+    )
+    return read_one if number > 0 else 0.0
+print(len(list(tf.data.Dataset.range(9).map(mapped))))
+"""
+
+
+@pytest.mark.slow
+def test_a_line_that_autograph_has_converted_is_named_as_the_user_wrote_it(launcher):
+    code, _, err, _ = launcher.run("--workers=1", "--stall_timeout=6", "--grace=1", body=CONVERTED)
+    assert code == 1
+    assert "at train it's.py, line 9, in read." in err
+    assert "__autograph_generated" not in next(launcher.logs().glob("worker-0*.log")).read_text()
 
 
 def test_what_is_no_stack():

@@ -93,7 +93,7 @@ def batches():
         yield np.ones((4, 2)), np.ones((4, 1))
 class Rare(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(7 if batch == 9 else 0.01)
+        time.sleep(7 if batch == 9 else 0.01)  # Less than five times --stall_floor.
     def on_epoch_end(self, epoch, logs=None):
         print("epoch", epoch, flush=True)
 class Slow(keras.layers.Layer):
@@ -158,6 +158,32 @@ def test_nothing_is_learnt_of_what_was_not_seen_or_is_set(task):
     assert state.stall([one, other], limit=None, floor=5.0) == (1800.0, 1000.0, "")
     assert state.stall([one], limit=50.0, floor=5.0) == (50.0, 1000.0, "")
     assert state.stall([one], limit=0.0, floor=5.0) is None
+
+
+def test_a_callback_has_a_limit_of_its_own_and_five_times_the_shortest(task):
+    seen = {"step": 2.0, "on_epoch_end": 1.0, "on_train_batch_end": 400.0}
+    one, other = task("on_epoch_end", seen, waited=100), task("waiting", seen, waited=100)
+    assert state.stall([one, other], limit=None, floor=90.0)[0] == 450.0
+    assert state.stall([task("on_train_batch_end", seen, waited=100)], limit=None, floor=90.0)[0] == 2000.0
+    assert state.stall([task("on_test_end", seen, waited=100)], limit=None, floor=90.0)[0] == 1800.0
+    assert state.stall([other], limit=None, floor=90.0)[0] == 1800.0, "nobody knows what all wait for"
+
+
+def test_one_phase_is_one_standstill_however_late_a_sample_comes(task):
+    one = task("step", {"step": 2.0}, waited=100)
+    began = state.stall([one], limit=None, floor=5.0).last
+    for late in (0.03, 0.3, 0.1):
+        facts = {"memory": 0, "computes": False, "stopped": False, "dying": False, "cpu": 1.0}
+        one.take({"event": "sample", "late": -late, "phase": {**one.phase, "seconds": 100.0}, **facts})
+    assert state.stall([one], limit=None, floor=5.0).last == began
+
+
+def test_to_report_that_one_waits_is_no_progress(task):
+    one = task("waiting", {}, waited=100)
+    before = one.progressed
+    facts = {"task": "worker:0", "pid": 1, "waits": {"seconds": 20.0, "words": "20 s for the others"}}
+    one.take({"event": "report", "facts": facts, "ago": 0.0})
+    assert (one.progressed, one.waits, one.facts) == (before, facts["waits"], {"state": "training"})
 
 
 def test_a_task_that_computes_only_has_the_longer_limit(task):

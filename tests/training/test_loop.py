@@ -1,5 +1,6 @@
 """A training loop of the user's own in a run: what `fit` does around one, and the same weights after a stop."""
 
+import csv
 import os
 import signal
 
@@ -167,6 +168,28 @@ def test_a_rate_that_is_scaled_when_an_epoch_begins_is_scaled_once(tmp_path):
         train(tmp_path / "b", Stop())
     assert train(tmp_path / "b", resume=True) == whole
     assert whole[1] == pytest.approx(0.1 / 8)
+
+
+@pytest.mark.slow
+def test_an_epochs_row_has_the_rate_that_it_was_trained_with_and_the_memory(tmp_path):
+    rates = []
+
+    class Halve(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate))
+            self.model.optimizer.learning_rate = rates[-1] / 2
+
+    model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])  # 4 MB of weights, and their gradients.
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    with Run(tmp_path / "run", recipe="test") as run:
+        run.fit(model, np.ones((12, 1000)), np.ones((12, 1000)), epochs=3, batch_size=1, callbacks=[Halve()], verbose=0)
+    rows = list(csv.DictReader((tmp_path / "run" / "history.csv").read_text().splitlines()))
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx(rates)
+    assert rates == pytest.approx([0.1, 0.05, 0.025])
+    assert all(8.0 <= float(row["peak_memory_mb"]) < 1e5 for row in rows)
+    assert run.summary["peak_memory"][0] >= 1e6 * float(rows[-1]["peak_memory_mb"]) - 1e3
+    assert run.summary["measured_steps"] == 24  # The last epochs' 11 each, and two of the first.
+    assert "peak_memory_mb" not in run.summary
 
 
 @pytest.mark.slow

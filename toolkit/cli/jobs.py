@@ -10,6 +10,7 @@ from toolkit.launch import Job, jobs
 from toolkit.launch.jobs import Entry
 from toolkit.launch.supervisor.stacks import folded
 from toolkit.support import goodput
+from toolkit.support.words import counted
 
 
 class Jobs:
@@ -24,11 +25,28 @@ class Jobs:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Defines the command line."""
         parser.add_argument("--json", action="store_true", help="print a list of objects for other programs")
+        parser.add_argument(
+            "--forget",
+            nargs="*",
+            metavar="ID",
+            help="take these jobs off the list, or all that have ended; their files stay",
+        )
 
     @staticmethod
     def run(given: argparse.Namespace) -> None:
-        """Prints a table, or JSON."""
-        known = jobs.every()
+        """Prints a table, or JSON.
+
+        Raises:
+            LaunchError: There is no job of that name, or it runs and can't be forgotten.
+        """
+        known = jobs.present()
+        if given.forget is not None:
+            named = [jobs.find(name) for name in given.forget]
+            ended = named or [job for job in known if not job.alive and (job.over or not job.elsewhere)]
+            for job in ended:
+                jobs.forget(job)
+            print(f"Forgot {counted(len(ended), 'job')}")
+            return
         if given.json:
             found = [
                 {

@@ -6,10 +6,12 @@ inventory   what is there, as data: GPUs through NVML, who uses them, and how mu
 capability  what the installed TensorFlow can do on a card, with its own kernels and with XLA
 setup       one call that checks what is asked, configures TensorFlow and says what it did; how much of a GPU: growth,
             a fraction, a limit, or all
+usage       how much memory was in use
 """
 
 from toolkit.devices.inventory import Gpu, Inventory, cores, environment, resolve, restart, take
 from toolkit.devices.setup import DeviceRequest, Memory, Setup, configure, emulated
+from toolkit.devices.usage import peak_memory
 
 __all__ = [
     "DeviceRequest",
@@ -21,6 +23,7 @@ __all__ = [
     "cores",
     "emulated",
     "environment",
+    "peak_memory",
     "resolve",
     "restart",
     "take",

@@ -183,6 +183,31 @@ def add(record: Record, *, pid: int = 0, queue: str = "", number: str = "") -> E
     return made
 
 
+def forget(job: Entry) -> None:
+    """Removes a job from the list; its files stay.
+
+    Raises:
+        LaunchError: It runs, or may run elsewhere.
+    """
+    if job.alive or (job.elsewhere and not job.over):
+        raise LaunchError(
+            asked=f"job {job.id} is to be forgotten",
+            found=f"it is {job.state()}",
+            remedy="End it with `toolkit stop`, and forget it then",
+        )
+    (_directory() / f"{job.id}.json").unlink(missing_ok=True)
+
+
+def present() -> list[Entry]:
+    """Returns the known jobs, the newest last, and forgets those that are over and whose directory is gone."""
+    known = every()
+    for job in [job for job in known if job.over and not os.path.isdir(job.directory)]:
+        with contextlib.suppress(OSError):
+            forget(job)
+        known.remove(job)
+    return known
+
+
 def every() -> list[Entry]:
     """Returns the known jobs, the newest last."""
     found = []

@@ -190,7 +190,7 @@ class JobSpec:
 
     workers: int | None = _tasks(None, "workers [one for each GPU, or one]", "N", kind=int, least=0)
     chief: bool = _tasks(False, "start a chief as well as the workers")
-    ps: int = _tasks(0, "parameter servers", "N", least=0)
+    ps: int = _tasks(0, "parameter servers; --chief as well", "N", least=0)
     evaluator: bool = _tasks(False, "an evaluator")
     on: str = _where(
         "local",
@@ -280,7 +280,7 @@ class JobSpec:
         0, "GPUs of each node; one task for each, unless --tasks_per_node is given [0]", "N", least=0
     )
     gpus_per_task: int = _cluster(0, "GPUs of each task that trains [0]", "N", least=0)
-    cpus_per_task: str | None = _cluster(None, "cores of each task [one, or one for each of its GPUs]", "N")
+    cpus_per_task: str | None = _cluster(None, "cores of each task [its GPUs' share of a node, or one]", "N")
     time: str | None = _queue(
         None, "time limit, such as 60 (minutes), 8:00:00 or 1-12 (1 day 12 hours) [the partition's]", "TIME"
     )
@@ -316,6 +316,8 @@ class JobSpec:
         for each in options():
             if (value := getattr(self, each.name)) != each.default:
                 each.check(value, self.place)
+        if self.ps and self.workers and not self.chief:
+            object.__setattr__(self, "chief", True)  # Without one, nobody would schedule the workers' steps.
         checks.job(self)
         if self.queued:
             queues.find(self.place).check(self)

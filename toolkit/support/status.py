@@ -176,8 +176,29 @@ def _close() -> None:
     _channel = None
 
 
-# What ends by itself, so that the next of its kind can be expected to. "" is everything else, such as callbacks.
-PHASES = ("", "first step of an epoch", "step", "first step of a validation", "validation step", "saving")
+WAITING = "waiting"  # The phase of a process that waits for the others outside of a step.
+# Methods of callbacks. Each is another phase: what one of them took says little about another.
+HOOKS = (
+    "on_epoch_begin",
+    "on_epoch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_begin",
+    "on_test_end",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+)
+# What ends by itself, so that the next of its kind can be expected to. "" is everything else.
+PHASES = (
+    "",
+    "first step of an epoch",
+    "step",
+    "first step of a validation",
+    "validation step",
+    "saving",
+    WAITING,
+    *HOOKS,
+)
 # The process, the phase, since when, and the longest of each kind so far.
 _LAYOUT = struct.Struct(f"<IBd{len(PHASES)}d")
 
@@ -193,13 +214,15 @@ class _PhaseWriter:
             made.truncate(_LAYOUT.size)
             self._memory = mmap.mmap(made.fileno(), _LAYOUT.size)
 
-    def enter(self, kind: str) -> None:
+    def enter(self, kind: str) -> str:
+        before = PHASES[self._kind]
         if os.getpid() != self._process:  # A fork.
-            return
+            return before
         now = time.monotonic()
         self._longest[self._kind] = max(self._longest[self._kind], now - self._since)
         self._kind, self._since = PHASES.index(kind), now
         _LAYOUT.pack_into(self._memory, 0, self._process, self._kind, self._since, *self._longest)
+        return before
 
     def forget(self) -> None:
         self._kind, self._longest = 0, [0.0] * len(PHASES)
@@ -225,10 +248,10 @@ def phase_file(path: str, task: str) -> str:
     return f"{path}.{task}.phase"
 
 
-def enter_phase(kind: str) -> None:
-    """Notes that this process is in a phase from now on: one of `PHASES`."""
-    if (writer := _own_phases()) is not None:
-        writer.enter(kind)
+def enter_phase(kind: str) -> str:
+    """Notes that this process is in a phase from now on: one of `PHASES`; returns the phase before."""
+    writer = _own_phases()
+    return "" if writer is None else writer.enter(kind)
 
 
 def forget_phases() -> None:
@@ -239,12 +262,12 @@ def forget_phases() -> None:
 
 @contextlib.contextmanager
 def in_phase(kind: str) -> Iterator[None]:
-    """Marks a block as a phase."""
-    enter_phase(kind)
+    """Marks a block as a phase, after which the phase around it goes on."""
+    around = enter_phase(kind)
     try:
         yield
     finally:
-        enter_phase("")
+        enter_phase(around)
 
 
 def read_phase(file: str) -> dict[str, Any] | None:

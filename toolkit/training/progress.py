@@ -17,8 +17,8 @@ import rich
 import rich.progress as bars
 import tensorflow as tf
 
-from toolkit import strategies
-from toolkit.support import files, status
+from toolkit import devices, strategies
+from toolkit.support import files, history, status
 from toolkit.support.goodput import Account
 from toolkit.training.checkpoints import Position
 
@@ -86,6 +86,8 @@ class Progress(keras.callbacks.Callback):
         steps_per_epoch: None until it is known: with data of unknown length, after the first epoch.
         passing_over: Whether Keras's present step is one that an earlier process has done.
         rows: One row per epoch.
+        learning_rate: That of the last epoch's last step, before callbacks change it for the next one; None if the
+            model has no one rate.
         breakdown: A `Breakdown` of a step's time as a dict, also an earlier process's; None if no profile was taken.
     """
 
@@ -113,6 +115,7 @@ class Progress(keras.callbacks.Callback):
         self.epoch = resumed.epoch
         self.steps_per_epoch: int | None = None
         self.passing_over = False
+        self.learning_rate: float | None = None
         self._steps_before = resumed.step - resumed.batch  # Of whole epochs.
         self._seen = 0
         self._last: tuple[int, float] | None = None
@@ -127,9 +130,19 @@ class Progress(keras.callbacks.Callback):
         return self._rate(*self._total)
 
     @property
+    def measured_steps(self) -> int:
+        """How many steps this process's speed is the mean of."""
+        return int(self._total[0])
+
+    @property
     def epoch_examples_per_second(self) -> float | None:
         """The same for this epoch so far."""
         return self._rate(*self._of_epoch)
+
+    @property
+    def peak_memory(self) -> list[int]:
+        """The most bytes that each of this process's devices had in use; [] where TensorFlow doesn't count."""
+        return devices.peak_memory(getattr(self.model, "distribute_strategy", None) or tf.distribute.get_strategy())
 
     def set_model(self, model: keras.Model) -> None:
         """Makes the model count its steps, before Keras makes its step function."""
@@ -171,6 +184,9 @@ class Progress(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._advance()
+        optimizer = getattr(self.model, "optimizer", None)  # A model with two optimizers logs rates under other names.
+        if optimizer is not None:
+            self.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
         self.steps_per_epoch = self.steps_per_epoch or self.position.batch
         self._steps_before += self.position.batch
         self.position = Position(step=self._steps_before, epoch=epoch + 1)
@@ -296,9 +312,11 @@ class EpochLog(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         rate, seconds = self._progress.epoch_examples_per_second, time.monotonic() - self._epoch_start
         row = {"epoch": self._epochs + epoch + 1, "step": self._steps + self._progress.position.step, **scalars(logs)}
-        optimizer = getattr(self.model, "optimizer", None)  # A model with two optimizers logs rates under other names.
-        if optimizer is not None:
-            row["learning_rate"] = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        if self._progress.learning_rate is not None:
+            row["learning_rate"] = self._progress.learning_rate
+        peaks = [round(peak / 1e6, 3) for peak in self._progress.peak_memory]
+        names = [history.MEMORY] if len(peaks) == 1 else [f"{history.MEMORY}_{number}" for number in range(len(peaks))]
+        row |= dict(zip(names, peaks, strict=True))
         row |= {"examples_per_second": round(rate, 1) if rate else None, "seconds": round(seconds, 3)}
         self._progress.rows.append(row)
         self._write()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from toolkit.errors import CheckpointError, StrategyError, ToolkitError
+from toolkit.support.history import is_own
 from toolkit.support.words import counted
 from toolkit.training import state
 from toolkit.training.arrays import Arrays, Later, dtype_named
@@ -28,7 +29,6 @@ _Result = TypeVar("_Result")
 _CHUNK = 8 << 20  # Bytes sent at once. An exchange needs some times as much.
 _NAMED = 3  # The most differences that a message names.
 _STEP = "the step"
-_NO_LOGS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")  # Columns that Keras doesn't log.
 
 
 class RunProcesses:
@@ -286,7 +286,7 @@ def complete_history(history: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     earlier = rows[: len(rows) - len(history.epoch)]
     names = list(history.history)
     # An epoch may have logged more than the last one: validation_freq is 2, say.
-    logged = dict.fromkeys(column for row in earlier for column in row if column not in _NO_LOGS)
+    logged = dict.fromkeys(column for row in earlier for column in row if not is_own(column))
     vectors = tuple(f"{name}_" for name in names if name not in logged)  # A row has each of their numbers by itself.
     names += [column for column in logged if column not in names and not column.startswith(vectors)]
     history.epoch[:0] = range(len(earlier))

@@ -17,6 +17,7 @@ from toolkit import __version__, devices, strategies
 from toolkit.errors import ToolkitError
 from toolkit.strategies.upstream.attributes import layers_within
 from toolkit.support import files, goodput, redaction, status
+from toolkit.support.history import is_own
 from toolkit.support.versions import versions
 from toolkit.support.words import counted
 from toolkit.training import state
@@ -33,7 +34,6 @@ _SETTINGS = (
     *("TF_CPP_", "TF_CUDNN_", "TF_DETERMINISTIC_", "TF_ENABLE_", "TF_FORCE_", "TF_GPU_", "TF_NUM_", "TF_XLA_FLAGS"),
 )
 _LAUNCHERS_OWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TF_CONFIG", "TF_NUM_INTRAOP_THREADS")
-_OF_A_ROW = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")
 
 
 class Summary:
@@ -191,11 +191,13 @@ def _summary(
     provenance, spent, report = _provenance(), goodput.summary(progress.account.whole), strategies.report(model)
     found = {
         **facts,
-        **{name: value for name, value in last.items() if name not in _OF_A_ROW},
+        **{name: value for name, value in last.items() if not is_own(name)},
         "global_batch_size": facts.get("global_batch_size") or progress.global_batch_size,
         "epochs": len(progress.rows),
         "steps": max(last.get("step", 0), steps or 0),
         "examples_per_second": round(rate, 1) if rate else None,
+        "measured_steps": progress.measured_steps,
+        "peak_memory": progress.peak_memory,
         "wall_seconds": round(seconds, 3),
         **provenance,
         **_size(model),

@@ -71,6 +71,48 @@ def test_gpus_of_nodes_have_a_task_each_unless_it_is_said(capsys, flags, tasks, 
     assert said in out
 
 
+@pytest.mark.parametrize(
+    ("flags", "partitions", "cores", "why"),
+    [
+        (
+            [],
+            [
+                "PartitionName=cpu Default=NO TRES=cpu=64",
+                "PartitionName=gpu Default=YES TRES=cpu=128,mem=2T,gres/gpu=8",
+            ],
+            64,
+            "16 cores for each GPU: the partition gpu has 128 cores and 8 GPUs",
+        ),
+        (
+            ["--partition=a100"],
+            ["PartitionName=a100 TRES=cpu=128,gres/gpu=8,gres/gpu:a100=8 JobDefaults=DefCpuPerGPU=6"],
+            24,
+            "6 cores for each GPU: the partition a100 sets that",
+        ),
+        (["--partition=cpu"], ["PartitionName=cpu TRES=cpu=64"], 4, "scontrol counts no GPUs in the partition cpu"),
+        (["--partition=none"], [], 4, "1 core for each GPU: scontrol shows no partition none"),
+        (["--cpus_per_task=3"], [], 12, None),
+    ],
+)
+def test_cores_are_those_that_the_site_gives_each_gpu(capsys, tmp_path, monkeypatch, flags, partitions, cores, why):
+    answer = "\n".join(partitions)
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    code, out, _ = printed(capsys, "--dry_run", "--nodes=2", "--gpus_per_node=4", *flags, "-m", "x")
+    assert code == 0
+    assert f"#SBATCH --cpus-per-task={cores}\n" in out
+    if why is None:
+        assert "for each GPU:" not in out
+    else:
+        assert f"{why}. --cpus_per_task sets the cores of a task." in out
+
+
+def test_the_script_says_by_which_command_it_was_written(capsys):
+    _, out, _ = printed(capsys, "--dry_run", "--nodes=2", "-m", "x", "--name=it's a\nline")
+    assert "\n# Written by: toolkit launch --on=slurm --nodes=2 -m x '--name=it'\"'\"'s a\\nline'\n" in out
+
+
 def test_an_array_is_refused(capsys):
     code, _, err = printed(capsys, "--dry_run", "--sbatch=array=0-3", "-m", "x")
     assert code == 2

@@ -14,8 +14,12 @@ const figures = [...document.querySelectorAll("figure")].map(figure => {
   const box = figure.querySelector("svg").getBoundingClientRect();
   return [figure.querySelector("h3").textContent, Math.round(box.width), Math.round(box.height)];
 });
+const tiles = [...document.querySelectorAll(".tile")].map(tile => {
+  const box = tile.getBoundingClientRect();
+  return [Math.round(box.left), Math.round(box.top), Math.round(box.width)];
+});
 console.log("SEEN " + JSON.stringify({
-  figures, overflow: document.documentElement.scrollWidth - window.innerWidth,
+  figures, tiles, overflow: document.documentElement.scrollWidth - window.innerWidth,
   ink: getComputedStyle(document.body).color, paper: getComputedStyle(document.body).backgroundColor,
   label: getComputedStyle(document.querySelector("svg text") || document.body).fill
 }));

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ from browser import CHROMIUM, look
 
 from toolkit.cli.main import main
 from toolkit.errors import RequestError, RunDirectoryError
+from toolkit.launch import jobs
+from toolkit.launch.record import Record
 from toolkit.observe import report
 from toolkit.observe.report.page import column
 from toolkit.observe.report.reading import read, spans_of, told_apart
@@ -137,6 +140,60 @@ def test_a_report_of_the_script_itself_shows_tasks_that_still_run(tmp_path):
     spans = spans_of(read(path), prefix="")
     assert [span.ending for span in spans] == ["running when this was written"] * 2
     assert all(29 < span.end - span.start < 60 for span in spans)
+
+
+def test_tasks_whose_launcher_was_killed_do_not_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = made(tmp_path)
+    begun = [{"event": "started", "task": "worker:0", "pid": 7, "at": 1e9 + 5}]
+    (tmp_path / "logs" / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in begun))
+    jobs.add(Record(tmp_path / "logs"), pid=os.getpid())
+    assert [span.ending for span in spans_of(read(path), prefix="")] == ["running when this was written"]
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    jobs.add(Record(tmp_path / "logs"), pid=ended.pid)
+    assert [span.ending for span in spans_of(read(path), prefix="")] == ["ended with its launcher"]
+    (tmp_path / "again").mkdir()
+    later = [
+        {**begun[0], "pid": 8, "at": 1e9 + 50},
+        {**begun[0], "event": "ended", "pid": 8, "at": 1e9 + 70, "code": 0},
+    ]
+    (tmp_path / "again" / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in later))
+    launches = [str(tmp_path / name) for name in ("logs", "again")]
+    (path / "run.json").write_text(json.dumps({"recipe": "x", "config": {}, "launches": launches}))
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**summary, "launch_logs": launches[1]}))
+    spans = spans_of(read(path), prefix="")
+    assert [(span.end - span.start, span.ending) for span in spans] == [(45, "ended with its launcher"), (20, "done")]
+    assert "ended with its launcher" in report.write([path]).read_text()
+
+
+def test_a_steps_time_agrees_with_the_speed_beside_it_and_says_what_was_profiled(tmp_path):
+    more = {
+        "global_batch_size": 128,
+        "examples_per_second": 640.0,
+        "measured_steps": 90,
+        "peak_memory": [5_000_000, 7_000_000],
+    }
+    text = report.write([made(tmp_path, parameters=10, hardware="2 x H100", **more)]).read_text()
+    assert re.search(r"examples per second</span><b>640</b>2 replicas, [^<]*, mean of 90 steps<", text)
+    assert re.search(r"a step</span><b>200.0 ms</b>5 early steps while profiled, 76.0 ms: 92% compute", text)
+    assert "2 x H100; at most 5, 7 MB of tensors in memory by replica" in text
+    text = report.write([made(tmp_path, "earlier", global_batch_size=128, examples_per_second=640.0)]).read_text()
+    assert re.search(r"a step</span><b>76.0 ms</b>", text)
+
+
+@browser
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "rows"), [(1200, [5]), (900, [4, 1]), (500, [2, 2, 1])])
+def test_no_tile_leaves_its_row_half_empty(tmp_path, width, rows):
+    more = {"examples_per_second": 640.0, "parameters": 10, "metrics": {}}
+    page = report.write([made(tmp_path, **more)])
+    tiles = look(page, tmp_path, width=width, measure=True).seen["tiles"]
+    lines = [[tile for tile in tiles if tile[1] == top] for top in sorted({tile[1] for tile in tiles})]
+    assert [len(line) for line in lines] == rows
+    ends = [max(left + wide for left, _, wide in line) for line in lines]
+    assert max(ends) - min(ends) <= 1, "a row ends before the others"
 
 
 def test_what_was_launched_again_by_hand_shows_the_launch_that_was_killed(tmp_path):

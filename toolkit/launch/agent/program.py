@@ -34,7 +34,7 @@ from toolkit.launch.agent.ports import HeldPorts, open_ports
 from toolkit.launch.agent.process import TaskProcess, end_descendants, files_waited_for
 from toolkit.launch.agent.tasks import TaskSpec, task_specs
 from toolkit.launch.events import Event, event
-from toolkit.support import signals, status
+from toolkit.support import signals, source_lines, status
 
 _ASKED_EVERY = 5.0  # Seconds between two questions.
 _LONGEST_QUESTION = 30.0  # Seconds after which a command that hasn't answered is ended, which is no notice.
@@ -253,7 +253,8 @@ class Agent:
         if now - self._asked_for_stacks < _ANSWER:
             for name, process in self._processes.items():
                 if found := process.new_stacks():
-                    self._tell("stacks", task=name, text=found)
+                    noted = source_lines.file_of(self._reports.path, name)
+                    self._tell("stacks", task=name, text=source_lines.as_written(found, noted))
         if self._question is not None and not self._question.is_alive():
             self._tell("nccl", text=self._question.answer)
             self._question = None

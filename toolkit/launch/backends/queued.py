@@ -37,7 +37,9 @@ def script(spec: JobSpec, directory: pathlib.Path | None = None) -> str:
     # Always one line: line ends in arguments are shown escaped.
     number = spec.gpus_per_node // max(rooms) if spec.gpus_per_node else spec.gpus_per_task
     gpus = f", each with {counted(number, 'GPU')}" if number else ""
+    written = shlex.join(redaction.masked_command(["toolkit", *spec.arguments], {**os.environ, **spec.environment}))
     about = [
+        f"# Written by: {''.join(each if each.isprintable() else ascii(each)[1:-1] for each in written)}",
         f"# {queue.starts} starts one launcher on each node. "
         f"A launcher starts its node's tasks, up to {max(rooms)}{gpus}.",
         f"# In all {counted(sum(rooms), 'task')} of {ascii(tasks)[1:-1]}"

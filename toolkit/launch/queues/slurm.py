@@ -12,6 +12,7 @@ from toolkit.cluster.discovery import expand
 from toolkit.errors import LaunchError
 from toolkit.launch.checks import require, single_lines
 from toolkit.launch.queues import Queue
+from toolkit.support.words import counted
 
 # Options of sbatch that the launcher sets itself.
 _SET_BY_LAUNCHER = (
@@ -54,15 +55,20 @@ class Slurm(Queue):
     def directives(self, spec: Any, rooms: Sequence[int]) -> list[str]:
         """Returns lines of #SBATCH."""
         room = max(rooms)
-        cores = max(room, spec.gpus_per_node or room * spec.gpus_per_task)
+        gpus, why = spec.gpus_per_node or room * spec.gpus_per_task, []
+        cores = room
         if spec.cpus_per_task is not None:
             cores = room * int(spec.cpus_per_task)
+        elif gpus:
+            share, reason = _cores_for_a_gpu(spec.partition)
+            cores = max(room, gpus * share)
+            why = [f"# {counted(share, 'core')} for each GPU: {reason}. --cpus_per_task sets the cores of a task."]
         settings = {
             "job-name": spec.name,
             "nodes": spec.nodes,
             "ntasks-per-node": 1,  # One agent, with the node's share of the job for all its tasks.
             "cpus-per-task": cores if cores > 1 else None,
-            "gpus-per-node": spec.gpus_per_node or room * spec.gpus_per_task or None,
+            "gpus-per-node": gpus or None,
             "time": spec.time,
             "partition": spec.partition,
             "account": spec.account,
@@ -71,7 +77,7 @@ class Slurm(Queue):
         }
         lines = [f"#SBATCH --{_quoted(f'{name}={value}')}" for name, value in settings.items() if value is not None]
         lines += [f"#SBATCH --{_quoted(text.removeprefix('--'))}" for text in spec.submit]
-        return [*lines, "#SBATCH --requeue"]
+        return [*lines, "#SBATCH --requeue", *why]
 
     def submission(self, batch: Path, output: Path) -> list[str]:
         """Returns sbatch's command line."""
@@ -154,6 +160,33 @@ class Slurm(Queue):
         found = {"PROCID": ranks["task"], "LOCALID": ranks["local"], "NODEID": ranks["node"]}
         found |= {"NTASKS": tasks, "NPROCS": tasks, "NNODES": ranks["nodes"]}
         return {f"SLURM_{name}": str(number) for name, number in found.items()}
+
+
+def _cores_for_a_gpu(partition: str | None) -> tuple[int, str]:
+    """Returns how many cores a job should ask for with each GPU, and why: what the site says, or its nodes' share.
+
+    One core for each GPU, which is all that Slurm would give, can't read input as fast as a GPU trains.
+
+    Args:
+        partition: That which the job is submitted to; None for the site's default.
+    """
+    try:
+        said = _done("scontrol", "show", "partition", "-o", *([partition] if partition else [])).stdout
+    except OSError:
+        return 1, "there is no scontrol here that would say how many cores a node has"
+    # Without a name, scontrol shows all.
+    lines = [line for line in said.splitlines() if line.startswith("PartitionName=")]
+    shown = [line for line in lines if partition or re.search(r"\bDefault=YES\b", line)]
+    if not shown:
+        return 1, f"scontrol shows no partition {partition or 'that is the default'}"
+    name = found[1] if (found := re.search(r"\bPartitionName=(\S+)", shown[0])) else partition
+    if found := re.search(r"\bDefCpuPerGPU=(\d+)", shown[0]):
+        return max(1, int(found[1])), f"the partition {name} sets that"
+    amounts = dict(re.findall(r"(?<![\w/])(cpu|gres/gpu)=(\d+)", shown[0]))
+    cores, gpus = int(amounts.get("cpu", 0)), int(amounts.get("gres/gpu", 0))
+    if not gpus:
+        return 1, f"scontrol counts no GPUs in the partition {name}"
+    return max(1, cores // gpus), f"the partition {name} has {counted(cores, 'core')} and {counted(gpus, 'GPU')}"
 
 
 def _quoted(option: str) -> str:

@@ -6,6 +6,7 @@ import re
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 
+from toolkit.launch.agent.ports import few
 from toolkit.launch.events import WAITS
 from toolkit.support.words import counted
 
@@ -102,6 +103,22 @@ def in_a_collective(stacks: str) -> bool:
 def in_training(stacks: str) -> bool:
     """Returns whether a task is in Keras's `fit` or `evaluate`."""
     return bool(_IN_KERAS.search(stacks))
+
+
+def places(locations: Mapping[str, Location | None]) -> str:
+    """Returns a line for each place: which tasks are there.
+
+    Args:
+        locations: Where each running task is; None for one that didn't answer.
+    """
+    tasks: dict[str, list[str]] = {}
+    for task, found in locations.items():
+        words = "no answer"
+        if found is not None:
+            words = f"inside TensorFlow, called at {found.words}" if found.in_tensorflow else found.words
+            words += f"; its input is at {found.input}" if found.input else ""
+        tasks.setdefault(words, []).append(task)
+    return "\n".join(f"  {few(names)}: {words}" for words, names in tasks.items())
 
 
 def culprits(locations: Mapping[str, Location | None]) -> str:

@@ -15,7 +15,7 @@ from toolkit.cluster import Task
 from toolkit.errors import TaskFailed
 from toolkit.launch.display import Chatter, Output
 from toolkit.launch.events import Event
-from toolkit.support import signals
+from toolkit.support import signals, status
 
 _WAITS = 240  # How many reports of waiting time are kept. Tasks send one or two a second, so this covers some minutes.
 _LATELY = 20.0  # The seconds of reports that are needed for a judgement.
@@ -23,6 +23,8 @@ _MUCH = 0.2  # The share of waiting from which the slowest task is named.
 _BUSY = 50.0  # Percent of a core. Tracing and compilation use a whole one, and threads that wait for a GPU a tenth.
 _TIMES = 5  # How many times as long as the longest of its kind a phase may take.
 _UNKNOWN = 1800.0  # Seconds that anything may take of which none has been seen.
+_RARELY = 5  # How many times the shortest limit a callback may take: now and then one saves or uploads something.
+JITTER = 1.0  # Seconds by which two reports of the same moment differ at most.
 _QUIET = 30.0  # After this many seconds without a step, the table shows it.
 _TAIL = 20  # How many lines of a task's output a message has.
 
@@ -70,6 +72,7 @@ class TaskState:
         phase_since: Since when.
         busy_at: When it last used more than half of a core.
         stacks: What it wrote of its Python stacks when it was last asked.
+        waits: What it reported of waiting for the others, as "seconds" and "words", until the launcher says so.
     """
 
     def __init__(self, task: Task, *, host: str, log: pathlib.Path) -> None:
@@ -94,6 +97,7 @@ class TaskState:
         self.served = self.given_up = self.asked_to_end = self.found_stopped = self.dying = False
         self.looks = 0
         self.stacks = ""
+        self.waits: dict[str, Any] = {}
         self._waits: collections.deque[tuple[float, float]] = collections.deque(maxlen=_WAITS)
         self._cpu, self._memory = 0.0, 0
         self.phase: dict[str, Any] = {}
@@ -134,6 +138,11 @@ class TaskState:
         return []
 
     def _take_report(self, facts: Mapping[str, Any], at: float) -> None:
+        if "waits" in facts:
+            self.waits = facts["waits"]
+            if not set(facts) - {"task", "pid", "waits"}:
+                return  # To wait is no progress.
+            facts = {name: value for name, value in facts.items() if name != "waits"}
         if facts.get("state") == "ending":
             self.done_at = self.done_at or at
         if facts.get("state") == "failed":
@@ -153,8 +162,10 @@ class TaskState:
         self.looks += 1
         self._cpu, self._memory, self.dying = event["cpu"], event["memory"], event["dying"]
         self.stopped_since = (self.stopped_since or now) if event["stopped"] else None
-        self.phase = event.get("phase") or {}
-        self.phase_since = now - self.phase.get("seconds", 0.0)
+        kind, self.phase = self.phase.get("kind"), event.get("phase") or {}
+        since = now - self.phase.get("seconds", 0.0)
+        if kind != self.phase.get("kind") or abs(since - self.phase_since) > JITTER:
+            self.phase_since = since
         if event["cpu"] > _BUSY:
             self.busy_at = now
         if event["computes"] and self.facts["state"] != "training":  # Later only steps are progress.
@@ -268,14 +279,15 @@ def _learnt(tasks: Sequence[TaskState], floor: float) -> Stall | None:
     for task in tasks:
         for kind, seconds in task.phase.get("longest", {}).items():
             longest[kind] = max(seconds, longest.get(kind, 0.0))
-    kinds = {task.phase.get("kind", "") for task in concerned}
+    # A process that waits for the others takes as long as they do.
+    kinds = {task.phase.get("kind", "") for task in concerned} - {status.WAITING}
     if not kinds or not all(longest.get(kind) for kind in kinds):
         return None
-    slowest = max(kinds, key=lambda kind: longest[kind])
-    limit = max(floor, _TIMES * longest[slowest])
+    limits = {kind: max(floor * (_RARELY if kind in status.HOOKS else 1), _TIMES * longest[kind]) for kind in kinds}
+    slowest, limit = max(limits.items(), key=lambda each: each[1])
     last = max(max(task.phase_since, task.progressed, task.busy_at) for task in concerned)
     why = f"The longest {slowest} so far took {longest[slowest]:.3g} s, and {_TIMES} times that is the limit"
-    return Stall(limit, last, why + (f", but at least {floor:g} s" if limit == floor else ""))
+    return Stall(limit, last, why + (f", but at least {limit:g} s" if limit > _TIMES * longest[slowest] else ""))
 
 
 def lingering(tasks: Sequence[TaskState], seconds: float) -> list[TaskState]:

@@ -32,6 +32,7 @@ _DRAIN = 1.0  # Seconds to wait for a process's last output: a grandchild can ho
 _LEEWAY = 5.0  # Seconds that the event of a task's end may take from another host.
 _ANSWER = 2.0  # Seconds that tasks get to report their state and to write their stacks.
 _LATE = 10.0  # Seconds that answers of other hosts may take.
+_HINT = 60.0  # Seconds without progress after which a first hint says where tasks are, unless the limit is near.
 # Seconds that the other tasks get after a failure. They wait in a collective for the failed task and can't save.
 _STRANDED = 5.0
 # Seconds that a task gets to end when its script has failed, if the grace is shorter. Output of others is held back.
@@ -116,7 +117,10 @@ class TaskGroup:
         self._holds = False  # Whether the display holds lines back.
         self._said_what_is_open = number > 1
         self._said_who_is_slow = self._said_who_trains_alone = self._said_who_lingers = False
-        self._warned = 0.0  # The time of progress for which a warning was printed last.
+        # The time of progress since which the job stands still, as far as a hint has said where tasks are; the seconds
+        # of that after which the next hint is due; and those of the first hint of another standstill.
+        self._hinted, self._hint_at, self._patience = float("-inf"), 0.0, _HINT
+        self._hinted_at = float("-inf")  # When the last hint was given.
         self._passed = 0.0  # The time of progress for which the learnt limit turned out not to apply.
         self._selector = selectors.DefaultSelector()
         self._connected = list(agents.values())
@@ -327,12 +331,17 @@ class TaskGroup:
         alive = [task for task in self._tasks if task.alive]
         found = self._stall() if alive else None
         quiet = time.monotonic() - found.last if found else 0.0
-        if found is None or quiet < found.limit / 2 or found.last <= self._passed:
+        self._hint_at_who_waits()
+        if found is None or found.last <= self._passed:
             return
         if quiet < found.limit:
-            if self._warned < found.last:
-                self._warned = found.last
-                self._warn_of_stall(found, quiet)
+            same = found.last - self._hinted < state.JITTER
+            due = quiet >= (self._hint_at if same else min(found.limit / 2, self._patience))
+            if due and time.monotonic() - self._hinted_at >= quiet / 2:
+                self._hinted, self._hint_at = found.last, 2 * quiet
+                # A job that goes on after so long may do it again: each hint takes twice as long as the one before.
+                self._patience = max(self._patience, self._hint_at)
+                self._hint_at_stall(found, quiet)
             return
         where = self._where_tasks_are()
         again = self._stall()
@@ -353,13 +362,24 @@ class TaskGroup:
     def _stall(self) -> state.Stall | None:
         return state.stall(self._tasks, limit=self._spec.stall_timeout, floor=self._spec.stall_floor)
 
-    def _warn_of_stall(self, found: state.Stall, quiet: float) -> None:
+    def _hint_at_stall(self, found: state.Stall, quiet: float) -> None:
+        self._hinted_at = time.monotonic()
         begins = f"note: no task has written a line, taken a step or computed for {quiet:.0f} s"
+        why = f". {found.why}" if found.why else ""
         ends = f"the job is ended after {found.limit:.4g} s of that (--stall_timeout)"
-        if found.why:
-            self.say(f"{begins}. {found.why}; {ends}. {self._where_tasks_are()}")
-        else:
-            self.say(f"{begins}; {ends}. `toolkit stacks {self._record.id}` says where they are")
+        self.say(f"{begins}{why}; {ends}. {self._where_tasks_are(each=True)}")
+
+    def _hint_at_who_waits(self) -> None:
+        """Says where all tasks are as soon as one reports that it waits long for the others."""
+        waiting = [task for task in self._tasks if task.alive and task.waits]
+        if not waiting:
+            return
+        name, seconds, said = waiting[0].task, waiting[0].waits["seconds"], waiting[0].waits["words"]
+        for task in waiting:
+            task.waits = {}
+        if time.monotonic() - self._hinted_at >= seconds / 2:  # The others wait as long, and report it as well.
+            self._hinted_at = time.monotonic()
+            self.say(f"note: {name} has waited {said}. {self._where_tasks_are(each=True)}")
 
     def _look_for_the_slowest(self) -> None:
         """Says once which task the others wait for."""
@@ -373,10 +393,13 @@ class TaskGroup:
             "does between steps"
         )
 
-    def _where_tasks_are(self) -> str:
+    def _where_tasks_are(self, *, each: bool = False) -> str:
         """Has tasks log their Python stacks; returns a sentence that names the task the others wait for.
 
         What NCCL says of its ranks follows in further lines, where tasks use it. Each host's knows of all.
+
+        Args:
+            each: Whether lines follow that say where each task is.
         """
         alive = [task for task in self._tasks if task.alive]
         for task in alive:
@@ -394,9 +417,11 @@ class TaskGroup:
         for task in alive:
             if task.stacks:
                 task.output.write(f"\n{_STACKS}\n{task.stacks}\n".encode())
-        cause = stacks.culprits({str(task.task): stacks.locate(task.stacks) for task in alive})
+        found = {str(task.task): stacks.locate(task.stacks) for task in alive}
+        cause = stacks.culprits(found)
+        table = stacks.places(found) if each else ""
         witness = nccl.findings(next(filter(None, self._nccl), ""), {str(task.task): task.pid for task in in_nccl})
-        return "\n".join(filter(None, [cause, witness]))
+        return "\n".join(filter(None, [cause, table, witness]))
 
     def _say_who_lingers(self, lingering: Sequence[TaskState]) -> None:
         """Says once which task goes on in its own threads after the end of its script: that may be meant."""

@@ -181,6 +181,7 @@ def _patch(module: Any) -> None:
         patches.guard_fit(module)
     else:
         patches.patch_strategies(module)
+        patches.note_converted_lines(module)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 from toolkit.errors import RequestError, StrategyError
 from toolkit.strategies.upstream import replaced
 from toolkit.strategies.upstream.wrapping import extend
-from toolkit.support import status
+from toolkit.support import source_lines, status
 from toolkit.support.goodput import Account
 
 _LOG = logging.getLogger(__name__)
@@ -34,6 +34,25 @@ def patch_strategies(tensorflow: Any) -> None:
     """
     _stand_in(tensorflow, "MultiWorkerMirroredStrategy", _multi_worker)
     _stand_in(tensorflow, "ParameterServerStrategy", _parameter_server)
+
+
+def note_converted_lines(_: Any) -> None:
+    """Has AutoGraph note which lines of the script its own are, for stacks that the launcher asks for.
+
+    Args:
+        _: TensorFlow, just imported.
+    """
+    if not status.listened():
+        return
+
+    def load(original: Callable, *args: Any, **kwargs: Any) -> Any:
+        module, source, source_map = original(*args, **kwargs)
+        with contextlib.suppress(OSError):  # An observer must never stop the script.
+            source_lines.note(source_map or {})
+        return module, source, source_map
+
+    with contextlib.suppress(RequestError):  # With an unknown version of TensorFlow, stacks name AutoGraph's lines.
+        replaced.LOAD_CONVERTED.answer(launcher=load)
 
 
 def guard_fit(_: Any) -> None:
@@ -176,9 +195,9 @@ def _wait_for(logs: Any) -> None:
 
 
 class _Observed:
-    """What a list of callbacks does beside: it marks each step, from a batch's begin to its end, and reports progress.
+    """What a list of callbacks does beside: it marks each step, and each call of callbacks, and reports progress.
 
-    What callbacks do between two steps may take any time.
+    What a script does outside of them may take any time.
     """
 
     _progress: "_Progress | None" = None  # None if the run reports by itself.
@@ -188,34 +207,48 @@ class _Observed:
         super().on_train_begin(logs)  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        super().on_epoch_begin(epoch, logs)  # type: ignore[misc]
+        with status.in_phase("on_epoch_begin"):
+            super().on_epoch_begin(epoch, logs)  # type: ignore[misc]
         self._first_of = "an epoch"
         if self._progress is not None:
             self._progress.begin(epoch)
 
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        with status.in_phase("on_epoch_end"):
+            super().on_epoch_end(epoch, logs)  # type: ignore[misc]
+
     def on_test_begin(self, logs: Any = None) -> None:
-        super().on_test_begin(logs)  # type: ignore[misc]
+        with status.in_phase("on_test_begin"):
+            super().on_test_begin(logs)  # type: ignore[misc]
         self._first_of_test = "a validation"
 
+    def on_test_end(self, logs: Any = None) -> None:
+        with status.in_phase("on_test_end"):
+            super().on_test_end(logs)  # type: ignore[misc]
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
+        with status.in_phase("on_train_batch_begin"):
+            super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
         status.enter_phase(f"first step of {self._first_of}" if self._first_of else "step")
         self._first_of = ""
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        super().on_test_batch_begin(batch, logs)  # type: ignore[misc]
+        with status.in_phase("on_test_batch_begin"):
+            super().on_test_batch_begin(batch, logs)  # type: ignore[misc]
         status.enter_phase(f"first step of {self._first_of_test}" if self._first_of_test else "validation step")
         self._first_of_test = ""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._leave(logs)
-        super().on_train_batch_end(batch, logs)  # type: ignore[misc]
+        with status.in_phase("on_train_batch_end"):
+            super().on_train_batch_end(batch, logs)  # type: ignore[misc]
         if self._progress is not None:
             self._progress.train(batch)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         self._leave(logs)
-        super().on_test_batch_end(batch, logs)  # type: ignore[misc]
+        with status.in_phase("on_test_batch_end"):
+            super().on_test_batch_end(batch, logs)  # type: ignore[misc]
         if self._progress is not None:
             self._progress.test()
 

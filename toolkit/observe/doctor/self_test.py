@@ -60,7 +60,8 @@ def _trained(environ: Mapping[str, str], folder: str, strategy: str, replicas: i
     own = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
     process = subprocess.Popen(
         [sys.executable, *command],
-        env={**own, "TF_CPP_MIN_LOG_LEVEL": own.get("TF_CPP_MIN_LOG_LEVEL", "3")},
+        # Its job is none of the user's, so another list has it.
+        env={**own, "TF_CPP_MIN_LOG_LEVEL": own.get("TF_CPP_MIN_LOG_LEVEL", "3"), "XDG_STATE_HOME": folder},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -105,6 +106,8 @@ def _compared(check: str, one: Mapping[str, Any], many: Mapping[str, Any]) -> Fi
     loss = max(abs(a - b) for a, b in zip(one["losses"], many["losses"], strict=True))
     weight = _apart(one["weights"], many["weights"])
     rate = f"all-reduce of 16 MiB at {many['bytes_per_second'] / 1e9:.2f} GB/s"
+    if many.get("peak_memory"):
+        rate += f"; at most {', '.join(f'{peak / 1e6:.0f}' for peak in many['peak_memory'])} MB of tensors in memory"
     # Also false for a NaN.
     if loss < _LOSS and weight < _WEIGHT:
         return ok(check, f"same result as one device (losses within {loss:.0e}, weights within {weight:.0e}); {rate}")

@@ -52,6 +52,7 @@ def main() -> None:
             "losses": losses,
             "weights": _weights(model),
             "resumed_weights": _weights(resumed),
+            "peak_memory": toolkit.devices.peak_memory(strategy),
             "bytes_per_second": None if seconds is None else 4 * _ELEMENTS / seconds,
         }
         out.write_text(json.dumps(found), encoding="utf-8")

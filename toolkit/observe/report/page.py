@@ -352,14 +352,27 @@ def _metrics(run: RunData) -> Tile | None:
 
 def _rate(run: RunData) -> Tile | None:
     speed = in_words("examples_per_second", run.summary.get("examples_per_second"))
-    return Tile(name="examples per second", value=speed, more=_replicas_in_words(run)) if speed else None
+    steps = run.summary.get("measured_steps")
+    over = [f"mean of {counted(steps, 'step')}"] if isinstance(steps, int) and steps else []
+    more = ", ".join(filter(None, [_replicas_in_words(run), *over]))
+    return Tile(name="examples per second", value=speed, more=more) if speed else None
 
 
 def _model(run: RunData) -> Tile | None:
     parameters = in_words("parameters", run.summary.get("parameters"))
-    return (
-        Tile(name="parameters", value=parameters, more=str(run.summary.get("hardware") or "")) if parameters else None
-    )
+    more = [str(run.summary.get("hardware") or ""), _memory_in_words(run)]
+    return Tile(name="parameters", value=parameters, more="; ".join(filter(None, more))) if parameters else None
+
+
+def _memory_in_words(run: RunData) -> str:
+    """Returns the most memory that the replicas of the process that wrote the summary had in use."""
+    peaks = run.summary.get("peak_memory")
+    if not isinstance(peaks, list) or not all(isinstance(peak, int) and peak > 0 for peak in peaks) or not peaks:
+        return ""
+    amounts = ", ".join(f"{peak / 1e6:,.0f}" for peak in peaks)
+    here = [device for device in run.summary.get("devices") or () if str(device).startswith("CPU")]
+    whose = "by replica" if len(peaks) > 1 else f"of {counted(len(here), 'replica')} together" if here[1:] else ""
+    return " ".join(filter(None, [f"at most {amounts} MB of tensors in memory", whose]))
 
 
 def _step(run: RunData) -> Tile | None:
@@ -371,6 +384,11 @@ def _step(run: RunData) -> Tile | None:
     shares["other"] = max(0, 100 - sum(shares.values()) + shares["other"])
     more = ", ".join(f"{share}% {part}" for part, share in shares.items() if share or part != "between steps")
     more = more.replace("between steps", "between steps (callbacks, starting a step)")
+    profiled = f"{counted(run.summary['step'].get('steps') or 0, 'early step')} while profiled, {whole:,.1f} ms"
+    rate, batch = _speed(run), run.summary.get("global_batch_size")
+    more = f"{profiled}: {more}"
+    if rate and isinstance(batch, int) and run.summary.get("measured_steps"):
+        whole = 1e3 * batch / rate  # Steps are slower while they are profiled. So it agrees with the tile beside it.
     late = [event["task"] for event in run.events if event["event"] == "waits"]
     more += f"; most of the communication is waiting for {late[0]}" if late else ""
     return Tile(name="a step", value=f"{whole:,.1f} ms", more=more)

@@ -179,6 +179,7 @@ _ENDINGS = {
     "done": ("#009e73", ""),
     "ended by the launcher": ("#56b4e9", "..."),
     "running when this was written": ("#999999", "xx"),
+    "ended with its launcher": ("#e69f00", "\\\\"),
     "failed": ("#d55e00", "///"),
 }
 

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from toolkit.errors import RunDirectoryError
+from toolkit.launch import jobs
 from toolkit.support import signals
 from toolkit.support.files import check_file, read_text
+from toolkit.support.history import is_own
 from toolkit.support.redaction import masked, masked_all
 
 T = TypeVar("T")
-_NO_METRICS = ("epoch", "step", "learning_rate", "examples_per_second", "seconds")  # Columns of history.csv.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,8 @@ class RunData:
         summary: summary.json, or what run.json says of a run that has none.
         history: Rows of history.csv, numbers where they are numbers.
         evaluation: Rows of evaluation.csv, which an evaluator task writes.
-        events: Starts and ends of tasks, from the records of all its launches.
+        events: Starts and ends of tasks, from the records of all its launches. Those of a launch whose launcher is gone
+            have "over" beside.
         written: When a file of it was last written, in seconds since 1970; 0 for never.
         notes: What is missing or can't be read, a sentence each without its full stop.
     """
@@ -50,7 +52,7 @@ class RunData:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of the model's metrics in Keras: "loss", "val_loss", and whatever else was compiled."""
-        return tuple(dict.fromkeys(name for row in self.history for name in row if name not in _NO_METRICS))
+        return tuple(dict.fromkeys(name for row in self.history for name in row if not is_own(name)))
 
 
 def read(path: str | pathlib.Path) -> RunData:
@@ -87,10 +89,17 @@ def read(path: str | pathlib.Path) -> RunData:
         summary=_in_examples(summary),
         history=tuple(_rows(path / "history.csv", notes)),
         evaluation=tuple(_rows(path / "evaluation.csv", notes)),
-        events=tuple(event for each in logs for event in _lines(pathlib.Path(each) / "events.jsonl", notes)),
+        events=tuple(event for each in logs for event in _events(each, notes, last=each == logs[-1])),
         written=max(map(_changed, (path / "history.csv", path / "summary.json"))),
         notes=tuple(notes),
     )
+
+
+def _events(logs: str, notes: list[str], *, last: bool) -> list[dict[str, Any]]:
+    """Returns the events of a launch. It is over if another of the run came after it, or its launcher is gone."""
+    found = _lines(pathlib.Path(logs) / "events.jsonl", notes)
+    over = not last or any(job.over for job in jobs.every() if job.directory == os.path.abspath(logs))
+    return [{**event, "over": True} for event in found] if over else found
 
 
 def _changed(path: pathlib.Path) -> float:
@@ -212,17 +221,23 @@ def tried(notes: list[str], otherwise: T, make: Callable[..., T], *args: Any, **
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A process of a task; its code is None while it runs, as far as is known."""
+    """A process of a task; its code is None while it runs, as far as is known.
+
+    It is `lost` if its launcher has gone without saying how it ended.
+    """
 
     task: str
     start: float
     end: float
     code: int | None
     dismissed: bool
+    lost: bool = False
 
     @property
     def ending(self) -> str:
-        """How it ended, in words: "done", "ended by the launcher", "running when this was written", or a failure."""
+        """How it ended, in words: "done", "ended by the launcher" or with it, still "running ...", or a failure."""
+        if self.lost:
+            return "ended with its launcher"
         if self.code is None:
             return "running when this was written"
         if self.code == 0:
@@ -244,19 +259,29 @@ def spans_of(run: RunData, *, prefix: str) -> list[Span]:
         run: A run directory with the launcher's record.
         prefix: What each task's name begins with, where several runs are shown.
     """
-    started: dict[tuple[str, Any], float] = {}
+    started: dict[tuple[str, Any], dict[str, Any]] = {}
     found = []
     for event in run.events:
         key = (event["task"], event.get("pid"))
         if event["event"] == "started":
-            started[key] = event["at"]
+            started[key] = event
         elif event["event"] == "ended" and key in started:
             code = event.get("code")
             dismissed = bool(event.get("dismissed"))
             found.append(
-                Span(prefix + key[0], started.pop(key), event["at"], code if isinstance(code, int) else None, dismissed)
+                Span(
+                    prefix + key[0],
+                    started.pop(key)["at"],
+                    event["at"],
+                    code if isinstance(code, int) else None,
+                    dismissed,
+                )
             )
     # A process that still runs ends, for the chart, at its last event or at the run's last written file.
     latest = max([run.written, *(event["at"] for event in run.events)])
-    found += [Span(prefix + task, at, max(latest, at), None, False) for (task, _), at in started.items()]
+    for (task, _), event in started.items():
+        at, lost = event["at"], bool(event.get("over"))
+        # A launch that was followed by another ended before that one began.
+        later = [other["at"] for other in run.events if other["at"] > at and not other.get("over")] if lost else []
+        found.append(Span(prefix + task, at, max(min([latest, *later]), at), None, False, lost))
     return sorted(found, key=lambda span: span.start)

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from toolkit.errors import StrategyError
+from toolkit.support import status
 from toolkit.support.frames import line_of, users_frame
 
 _LOG = logging.getLogger(__name__)
@@ -29,6 +30,10 @@ _LOG = logging.getLogger(__name__)
 _SILENCE = 20.0  # Seconds for which a process waits for the others without a message. TensorFlow gives up after 60.
 _REMEDY = (
     "Every worker must make the same calls of fit, evaluate, predict and save: check that none of them leaves one out"
+)
+_ELSEWHERE = (
+    "The others may be in a callback or in their input, which `toolkit launch` would name. Or not all workers make the "
+    "same calls of fit, evaluate, predict and save"
 )
 _ANOTHER = "another worker makes another call meanwhile"
 _LATE, _OTHER = "timed out waiting for other workers", re.compile(r"Collective instance \d+ expected type")
@@ -175,18 +180,26 @@ def calls_differ(strategy: tf.distribute.Strategy, found: str = _ANOTHER) -> Str
 def _waiting_aloud(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Makes a process that waits long for the others log where: some may have made a call that others haven't."""
     thread = threading.get_ident()
-    timer = threading.Timer(_SILENCE, lambda: _LOG.warning("%s", _waits(strategy, sys._current_frames().get(thread))))
-    timer.daemon = True
-    timer.start()
+    over = threading.Event()
+
+    def tell() -> None:
+        seconds = _SILENCE
+        while not over.wait(seconds):
+            waited = seconds if seconds == _SILENCE else 2 * seconds
+            said = f"{waited:.0f} s for the other workers, {_where(sys._current_frames().get(thread))}"
+            if status.listened():  # The launcher sees where the others are.
+                status.report(waits={"seconds": waited, "words": said})
+            else:
+                _LOG.warning("%s has waited %s. %s", _own(strategy), said, _ELSEWHERE)
+            seconds = waited
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
     try:
-        yield
+        with status.in_phase(status.WAITING):
+            yield
     finally:
-        timer.cancel()
-
-
-def _waits(strategy: tf.distribute.Strategy, frame: Any) -> str:
-    """Returns the message about a waiting thread."""
-    return f"{_own(strategy)} has waited {_SILENCE:.0f} s for the other workers, {_where(frame)}. {_REMEDY}"
+        over.set()
 
 
 def _own(strategy: tf.distribute.Strategy) -> str:

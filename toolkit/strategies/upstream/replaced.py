@@ -73,4 +73,5 @@ SET_MODEL = Replaced(
     strategies="",  # Have callbacks write on the chief alone.
 )
 SAVE_CHECKPOINT = Replaced("TrackableSaver.save", workers="")  # Writes aside and renames.
+LOAD_CONVERTED = Replaced("load_ast", launcher="")  # Notes which lines of a script AutoGraph's are.
 DEVICE_DATASET = Replaced("_create_device_dataset", mirrored="")  # Turns tf.data's tuning off.
