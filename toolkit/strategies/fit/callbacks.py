@@ -142,11 +142,9 @@ class FitCallbacks(keras.callbacks.CallbackList):
             yield
             return
         before = [(each, {name: vars(each)[name] for name in new if name in vars(each)}) for each, new in replaced]
-        with (
-            instead(keras.callbacks.RemoteMonitor, "on_epoch_end", lambda _: lambda *_, **__: None)
-            if (self._quiet)
-            else contextlib.nullcontext()
-        ):
+        silent = lambda _: lambda *_, **__: None  # noqa: E731
+        monitors = instead(keras.callbacks.RemoteMonitor, "on_epoch_end", silent)
+        with monitors if self._quiet else contextlib.nullcontext():
             try:
                 for callback, others in replaced:
                     vars(callback).update(others)
