@@ -65,6 +65,13 @@ def test_how_late_an_event_is_depends_on_the_others_and_on_no_clock():
     assert late.of(506.0, 7.0 + 6 + 3600) == 10, "its host was suspended"
 
 
+def test_many_events_that_are_all_late_do_not_make_that_usual():
+    late = Lateness()
+    assert late.of(500.0, 7.0) == 0
+    for event in range(1000):
+        assert late.of(501.0 + event / 50, 10.0 + event / 50) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("code", [0, -signal.SIGSEGV], ids=["left", "crashed while leaving"])
 def test_one_that_had_come_to_the_end_of_its_script_is_named(task, code):
     first, gone = task(0, report("failed", 0.5), ended(1)), task(1, report("ending", 9.0), ended(code))

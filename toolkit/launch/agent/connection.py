@@ -21,7 +21,7 @@ from toolkit.support import alone
 _AT_ONCE = 1 << 18  # Bytes read or written in one call.
 _READS = 64  # The most reads in one call: a sender that writes faster than they are done would keep it for ever.
 _BACKLOG = 16 << 20  # When so many bytes wait to be sent, nothing more is read for this connection.
-_DELAYS = 300  # From how many events the usual delay is taken: those of some minutes.
+_SLICES, _SLICE = 30, 10.0  # The usual delay is the least of five minutes, of which each ten seconds keep one.
 _MOST_LATE = 10.0  # Seconds. A host that was suspended has a clock that stood still.
 
 
@@ -119,7 +119,9 @@ class Lateness:
     """
 
     def __init__(self) -> None:
-        self._delays: collections.deque[float] = collections.deque(maxlen=_DELAYS)
+        # By time and not by the number of events: those of a host with many tasks may all be late for half a minute.
+        self._least: collections.deque[float] = collections.deque(maxlen=_SLICES)
+        self._until = -math.inf
 
     def of(self, sent: float, now: float) -> float:
         """Returns for how many seconds an event was held up.
@@ -128,8 +130,12 @@ class Lateness:
             sent: When it was sent, by the sender's clock.
             now: When it arrived, by this process's.
         """
-        self._delays.append(now - sent)
-        return min(_MOST_LATE, now - sent - min(self._delays))
+        delay = now - sent
+        if now >= self._until:
+            self._least.append(delay)
+            self._until = now + _SLICE
+        self._least[-1] = min(self._least[-1], delay)
+        return min(_MOST_LATE, delay - min(self._least))
 
 
 class ConnectedAgent:

@@ -412,8 +412,8 @@ class TaskGroup:
             agent.send("nccl")
         self._read_for(_ANSWER)
         heard = lambda: any(self._nccl) or len(self._nccl) >= len(asked)  # noqa: E731
-        late = lambda: self._several and any(task.alive and not task.stacks for task in self._tasks)  # noqa: E731
-        self._read_for(_LATE, until=lambda: heard() and not late())
+        silent = lambda task: task.alive and not task.stacks and task.stopped_since is None  # noqa: E731
+        self._read_for(_LATE, until=lambda: heard() and not any(map(silent, self._tasks)))
         for task in alive:
             if task.stacks:
                 task.output.write(f"\n{_STACKS}\n{task.stacks}\n".encode())
