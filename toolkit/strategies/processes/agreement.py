@@ -183,15 +183,15 @@ def _waiting_aloud(strategy: tf.distribute.Strategy) -> Iterator[None]:
     over = threading.Event()
 
     def tell() -> None:
-        seconds = _SILENCE
-        while not over.wait(seconds):
-            waited = seconds if seconds == _SILENCE else 2 * seconds
+        waited, next_after = 0.0, _SILENCE
+        while not over.wait(next_after):
+            waited += next_after
             said = f"{waited:.0f} s for the other workers, {_where(sys._current_frames().get(thread))}"
             if status.listened():  # The launcher sees where the others are.
                 status.report(waits={"seconds": waited, "words": said})
             else:
                 _LOG.warning("%s has waited %s. %s", _own(strategy), said, _ELSEWHERE)
-            seconds = waited
+            next_after = waited
 
     teller = threading.Thread(target=tell, daemon=True)
     teller.start()
