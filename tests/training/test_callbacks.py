@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from toolkit.errors import RequestError, StoppedBySignal
 from toolkit.support import signals as stop_signals
-from toolkit.training import Run, learning_rate
+from toolkit.training import Run, learning_rate, summary
 from toolkit.training.checkpoints import Position
 from toolkit.training.progress import EpochLog, Progress
 
@@ -65,6 +65,15 @@ def test_progress_suits_a_terminal_and_a_log_file(monkeypatch, terminal, width):
     if not terminal:
         assert "epoch 1/2, step 1/3: loss 1.2500" in text
         assert "\r" not in text
+
+
+def test_the_last_line_says_what_its_digits_are():
+    figures = {"epochs": 1, "steps": 2, "loss": 0.5, "examples_per_second": None, "wall_seconds": 3.0}
+    line = summary._last_line({**figures, "weights_sha256": "d7765bebd799692a" + 48 * "0"}, "runs/x")
+    assert (
+        line
+        == "Done: 1 epoch, 2 steps, loss 0.5000, SHA-256 of the weights d7765bebd799692a, 3 s. Everything is in runs/x"
+    )
 
 
 def test_the_rate_warms_up_peaks_with_the_batch_and_ends_at_zero():

@@ -235,5 +235,5 @@ def _last_line(summary: Mapping[str, Any], directory: object) -> str:
         parts += [f"{name} {summary[name]:.4f}" for name in ("val_loss", "loss") if summary.get(name) is not None][:1]
     if summary["examples_per_second"]:
         parts.append(f"{summary['examples_per_second']:,.0f} examples/s")
-    parts.append(f"weights {summary['weights_sha256'][:16]}")
+    parts.append(f"SHA-256 of the weights {summary['weights_sha256'][:16]}")
     return f"Done: {', '.join(parts)}, {summary['wall_seconds']:.0f} s. Everything is in {directory}"

@@ -4,6 +4,7 @@ checked_steps.py OUT.json
 """
 
 import json
+import logging
 import pathlib
 import sys
 
@@ -97,7 +98,10 @@ def fitted(strategy, make, check):
     """Returns what was said of each first step, or an error's words; the weights and losses of the training."""
     options.set_options(strategy, options.Options(check=check))
     keras.utils.set_random_seed(1)
-    said = []
+    said, logged = [], []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())
+    logging.getLogger("toolkit.strategies.parameter_servers").addHandler(handler)
     conclude = first_step.conclude
     first_step.conclude = lambda step: (said.append(step), conclude(step))
     try:
@@ -116,7 +120,8 @@ def fitted(strategy, make, check):
         return {"steps": [vars(each) for each in said], "error": str(error)}
     finally:
         first_step.conclude = conclude
-    return {"steps": [vars(each) for each in said], "weights": weights, "losses": losses}
+        logging.getLogger("toolkit.strategies.parameter_servers").removeHandler(handler)
+    return {"steps": [vars(each) for each in said], "weights": weights, "losses": losses, "logged": logged}
 
 
 def watched(strategy):
@@ -136,6 +141,8 @@ def main():
         for name, make in MODELS.items():
             found[f"{mode}, {name}"] = fitted(strategy, make, "first_step")
         found[f"{mode}, unchecked"] = fitted(strategy, divided, "none")
+    one_process.as_if(strategy, "rounds")
+    found["rounds, words unchecked"] = fitted(strategy, words, "none")
     strategy.options = toolkit.strategies.ParameterServerOptions(
         synchronous=True, variables="sharded", min_shard_bytes=32
     )

@@ -55,3 +55,10 @@ def test_what_a_round_does_with_rows_is_known(seen):
     fit = seen["rounds, words"]["steps"][0]
     assert "embedding" in fit["first"]
     assert "added before an optimizer squares them" in fit["known"]
+
+
+def test_a_training_whose_rows_are_squared_otherwise_says_so_once_and_no_other_does(seen):
+    said = [text for text in seen["rounds, words unchecked"]["logged"] if "before Adam squares them" in text]
+    assert len(said) == 1
+    assert "/embeddings are added before Adam squares them" in said[0]
+    assert not any("squares" in text for name in ("rounds, divided", "in_turn, words") for text in seen[name]["logged"])

@@ -291,6 +291,8 @@ class Session:
         if rounds.undivided is not None:
             self._train_in_turn(rounds.undivided)
             return False
+        if rounds.tables and not self.tables:
+            self._say_what_squares(rounds.tables[0])
         self.tables = rounds.tables
         self._totals.start()
         counters = [tf.constant(value) for value in self._counters.after(self._sent)]
@@ -306,6 +308,17 @@ class Session:
         self._counters.take(branched.numpy(), 1)
         self._sent += 1
         return True
+
+    def _say_what_squares(self, table: str) -> None:
+        """Warns once where an optimizer squares a row's summed gradients, and on one device each of them by itself."""
+        optimizer = getattr(self.model, "optimizer", None)
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        if not isinstance(optimizer, keras.optimizers.SGD):
+            _LOG.warning(
+                "In a round the gradients of a row of %s are added before %s squares them; one device squares each of "
+                "them. Losses may be some per cent apart. With max_staleness=0 they are one device's",
+                *(table, type(optimizer).__name__),
+            )
 
     def _train_in_turn(self, undivided: str) -> None:
         """Makes one worker compute each whole batch, one after another, from now on."""
