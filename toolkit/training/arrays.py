@@ -42,7 +42,7 @@ class Later:
 
 
 class Arrays(Mapping[str, np.ndarray]):
-    """A mapping of names to arrays, each of which is made anew wherever it is read.
+    """A mapping of names to arrays, each of which is made again wherever it is read.
 
     Its order depends on names and dtypes alone, so that processes that read it together read the same one.
 
