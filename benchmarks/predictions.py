@@ -2,7 +2,8 @@
 
     python -m benchmarks.predictions [--networks=vgg16,vit] [--replicas=1] [--rounds=3] [--what=time,memory]
 
-With --emulate=never on GPUs. With --recompute, activations are computed again in the backward pass.
+With --emulate=never on GPUs. With --recompute, activations are computed again in the backward pass; with
+--weights=sharded, replicas keep weights, gradients and slots in shards.
 
 Networks on which nothing was calibrated, each in its own process, with Adam, on random examples of a small size.
 Time: devices are measured, then steps of Keras's `fit`, in turn; the median of the rounds' ratios. Memory:
@@ -41,6 +42,7 @@ _NETWORKS = flags.DEFINE_list("networks", list(BATCHES), "Which of them.")
 _REPLICAS = flags.DEFINE_integer("replicas", 1, "Devices of this process.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Pairs for time.", lower_bound=1)
 _RECOMPUTE = flags.DEFINE_boolean("recompute", False, "Compute activations again in the backward pass.")
+_WEIGHTS = flags.DEFINE_enum("weights", "replicated", ["replicated", "sharded"], "As of `create`.")
 _WHAT = flags.DEFINE_list("what", ["time", "memory"], "Of time and memory.")
 _ALONE = flags.DEFINE_boolean("alone", False, "Of a process for one network, which this benchmark starts itself.")
 _EMULATE = flags.DEFINE_enum("emulate", "always", ["always", "never"], "Without CPU devices in place of GPUs: never.")
@@ -56,7 +58,7 @@ def main() -> None:
         for what in _WHAT.value:
             arguments = [f"--networks={name}", f"--what={what}", f"--replicas={_REPLICAS.value}"]
             arguments += ["--recompute"] if _RECOMPUTE.value else []
-            arguments += [f"--emulate={_EMULATE.value}"]
+            arguments += [f"--emulate={_EMULATE.value}", f"--weights={_WEIGHTS.value}"]
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.predictions", "--alone", *arguments, f"--rounds={_ROUNDS.value}"],
                 # What has statistics on CPUs is the allocator that GPUs have.
@@ -72,7 +74,7 @@ def main() -> None:
 
 def _predict(name: str, what: str) -> None:
     devices = toolkit.devices.configure(gpus=_REPLICAS.value, emulate=_EMULATE.value).logical_devices
-    strategy = toolkit.strategies.create("auto", devices=devices)
+    strategy = toolkit.strategies.create("auto", devices=devices, weights=_WEIGHTS.value)
     import keras
     import tensorflow as tf
 
@@ -82,7 +84,11 @@ def _predict(name: str, what: str) -> None:
     plain, batch = network(name), BATCHES[name]
     data = _data(plain.inputs[0], batch * _REPLICAS.value)
     setting = parallel.Setting(
-        replicas=_REPLICAS.value, global_batch=batch * _REPLICAS.value, slots=2, recompute=_RECOMPUTE.value
+        replicas=_REPLICAS.value,
+        global_batch=batch * _REPLICAS.value,
+        slots=2,
+        recompute=_RECOMPUTE.value,
+        weights=_WEIGHTS.value,
     )
     costs = parallel.costs(plain)
 

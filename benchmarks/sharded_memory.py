@@ -1,6 +1,6 @@
 """Weights in shards beside replicated ones: what TensorFlow's allocator holds at rest and at the peak of a step.
 
-    python -m benchmarks.sharded_memory [--replicas=1,2,4] [--width=256] [--workers] [--lora]
+    python -m benchmarks.sharded_memory [--replicas=1,2,4] [--shards=2] [--width=256] [--workers] [--lora]
 
 Six decoder blocks of a transformer, Adam, eight examples of eight words in all. Each way is measured in its own
 process, by `get_memory_info` of TensorFlow's allocator, which all replicas of a process share: figures are those of all
@@ -25,6 +25,7 @@ from absl import flags
 import toolkit
 
 _REPLICAS = flags.DEFINE_list("replicas", ["1", "2", "4"], "Numbers of replicas.")
+_SHARDS = flags.DEFINE_integer("shards", None, "Replicas that keep one copy of the weights between them; None for all.")
 _WIDTH = flags.DEFINE_integer("width", 256, "Features of a block.", lower_bound=32)
 _WORKERS = flags.DEFINE_boolean("workers", False, "Whether each replica is a process.")
 _LORA = flags.DEFINE_boolean("lora", False, "Whether layers are frozen, and LoRA weights trained.")
@@ -54,6 +55,7 @@ def _measured(way: str, replicas: int) -> tuple[float, float, float]:
     """Returns the MiB at rest and at the peak, of all replicas, and the seconds of a step."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["-m", "benchmarks.sharded_memory", f"--way={way}", f"--replicas={replicas}", f"--out={folder}"]
+        command += [f"--shards={_SHARDS.value}"] if _SHARDS.value else []
         command += [f"--width={_WIDTH.value}", f"--workers={_WORKERS.value}", f"--lora={_LORA.value}"]
         launch = ["-m", "toolkit", "launch", f"--workers={replicas}", f"--log_dir={folder}/logs"]
         command = [*launch, *command] if _WORKERS.value and replicas > 1 else command
@@ -67,7 +69,8 @@ def _measured(way: str, replicas: int) -> tuple[float, float, float]:
 def _measure(replicas: int) -> None:
     alone = not _WORKERS.value or replicas == 1
     devices = toolkit.devices.configure(gpus=replicas if alone else 1, emulate="always")
-    strategy = toolkit.strategies.create("auto", devices=devices.logical_devices, **WAYS[_WAY.value])
+    how = {"shards": _SHARDS.value, **WAYS[_WAY.value]}
+    strategy = toolkit.strategies.create("auto", devices=devices.logical_devices, **how)
     import keras
     import numpy as np
     import tensorflow as tf

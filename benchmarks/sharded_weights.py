@@ -4,10 +4,12 @@
     sudo python -m benchmarks.sharded_weights --bytes [--rate=1gbit]
 
 Time: 64 examples of a decoder block of 512 features, in which arithmetic dominates, SGD with momentum. Both models are
-trained by Keras's own `fit` in the same processes, in turn; the figure is the median of the rounds' ratios. Target:
-1.25. Bytes: dense layers, four examples, on two network namespaces, as their interfaces count them; of steps with and
-without more layers the difference, so that what a step exchanges besides doesn't count. Targets: 1.5 times those of
-replicated weights; 1.0 in mixed precision, of which weights are gathered in 16 bits and gradients summed in 32.
+trained by Keras's own `fit` in the same processes, in turn; the figures are medians of the rounds' ratios, of time and
+of processor time, which others on the machine disturb less. Target: 1.25.
+
+Bytes: dense layers, four examples, on two network namespaces, as their interfaces count them; of steps with and without
+more layers the difference, so that what a step exchanges besides doesn't count. Targets: 1.5 times those of replicated
+weights; 1.0 in mixed precision, of which weights are gathered in 16 bits and gradients summed in 32.
 """
 
 import contextlib
@@ -65,16 +67,17 @@ def _pairs() -> None:
     strategy = toolkit.strategies.create("auto", devices=devices.logical_devices)
     replicated, sharded = (Trained(strategy, way) for way in ("replicated", "sharded"))
     replicated.seconds(), sharded.seconds()  # Traces both.
-    ratios = []
+    ratios: list[tuple[float, ...]] = []
     for number in range(_ROUNDS.value):
         first, second = (replicated, sharded) if number % 2 else (sharded, replicated)
         took = {first: first.seconds(), second: second.seconds()}
-        ratios.append(took[sharded] / took[replicated])
+        ratios.append(tuple(mine / whole for mine, whole in zip(took[sharded], took[replicated], strict=True)))
         if toolkit.strategies.is_chief(strategy):
-            both = ", ".join(f"{1000 * took[each]:.0f}" for each in (replicated, sharded))
-            print(f"round {number + 1}: {both} ms a step, ratio {ratios[-1]:.3f}", flush=True)
+            both = ", ".join(f"{1000 * took[each][0]:.0f}" for each in (replicated, sharded))
+            print(f"round {number + 1}: {both} ms a step, ratios {ratios[-1][0]:.3f}, {ratios[-1][1]:.3f}", flush=True)
     if toolkit.strategies.is_chief(strategy):
-        print(f"sharded / replicated: time {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+        for what, each in zip(("time", "processor time"), zip(*ratios, strict=True), strict=True):
+            print(f"sharded / replicated: {what} {statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})")
 
 
 class Trained:
@@ -102,17 +105,18 @@ class Trained:
         finally:
             set_options(self.strategy, before)
 
-    def seconds(self) -> float:
-        """Trains, and returns the seconds of a step, from the first one's end to the last one's."""
+    def seconds(self) -> tuple[float, float]:
+        """Trains, and returns a step's seconds and processor seconds, from the first one's end to the last one's."""
         import keras
 
-        ends: list[float] = []
+        ends: list[tuple[float, float]] = []
         each = keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())  # noqa: ARG005 - Keras's names.
+            on_train_batch_end=lambda batch, logs: ends.append((time.perf_counter(), time.process_time()))  # noqa: ARG005 - Keras's names.
         )
         with self._as_it_lies():
             self.model.fit(self.x, self.x[:, 0, :1], batch_size=EXAMPLES, verbose=0, shuffle=False, callbacks=[each])
-        return (ends[-1] - ends[0]) / (len(ends) - 1)
+        wall, own = ((last - first) / (len(ends) - 1) for first, last in zip(ends[0], ends[-1], strict=True))
+        return wall, own
 
 
 def _block(keras: Any) -> Any:

@@ -212,11 +212,13 @@ class FitCallbacks(keras.callbacks.CallbackList):
             average_statistics(self.model)
         if self._order is not None:
             self._order.compare_epoch(epoch + 1)
-        saving: list = [each for each in self.callbacks if _only_saves(each)]
-        if self._shared and self._some_read_weights("on_epoch_end", saving):  # Those that only the chief has may save.
-            take_snapshots(variables_of(self.model))
-            saving = []
-        with self._quietly(saving if self._shared else ()):
+        saving = []
+        if self._shared and self._read_together:
+            saving = [each for each in self.callbacks if _only_saves(each)]
+            if self._some_read_weights("on_epoch_end", saving):  # Callbacks that only the chief has may save.
+                take_snapshots(variables_of(self.model))
+                saving = []
+        with self._quietly(saving):
             super().on_epoch_end(epoch, logs)
         if self._shared:  # The other processes find the files of the chief's callbacks, and all stop together.
             self.model.stop_training = bool(self._largest(bool(self.model.stop_training)))
@@ -252,6 +254,11 @@ class FitCallbacks(keras.callbacks.CallbackList):
         if self._shared and self.model.built and not self._training:  # `fit` has looked before it trained.
             check_equal_weights(self.model)
 
+    @property
+    def _read_together(self) -> bool:
+        """Whether the model has what no process holds whole."""
+        return next(snapshots_of(variables_of(self.model)), None) is not None
+
     def _some_read_weights(self, moment: str, saving: Sequence = ()) -> bool:
         """Returns whether a callback may read what no process holds whole. All must call it.
 
@@ -259,7 +266,7 @@ class FitCallbacks(keras.callbacks.CallbackList):
             moment: The method in which it may do so.
             saving: Callbacks that only save, for which the chief reads alone if all processes have them.
         """
-        if next(snapshots_of(variables_of(self.model)), None) is None:
+        if not self._read_together:
             return False
         reads = any(_may_read_weights(each, moment) for each in self.callbacks if each not in saving)
         asked = np.array([reads, len(saving), -len(saving)], np.int64)
@@ -330,5 +337,5 @@ def _may_read_weights(callback: keras.callbacks.Callback, moment: str) -> bool:
 def _only_saves(callback: keras.callbacks.Callback) -> bool:
     """Whether all that it does at an epoch's end is saving."""
     kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
-    made_by = type(callback).on_epoch_end.__module__.partition(".")[0]
-    return isinstance(callback, kinds) and made_by in ("keras", "toolkit")
+    made_by = getattr(callback.on_epoch_end, "__module__", None) or ""
+    return isinstance(callback, kinds) and made_by.partition(".")[0] in ("keras", "toolkit")
