@@ -98,21 +98,27 @@ class _Comparison:
 
     def _of_fewer(self, rows: Rows, saved: Saved) -> None:
         """Compares the step with as many of a batch's first rows as one device holds, from what variables held."""
-        count, kept = halved(rows.number, self.shares), []
+        count = halved(rows.number, self.shares)
+        made: list[Any] = []
 
-        def make() -> None:
+        def begin() -> None:
             both = rows.taking(count)
             saved.put_back()
             both.plain.trace()
+            made[:] = [both]
+
+        def make() -> None:
+            (both,) = made
             before = [each.copies()[0] for each in both.plain.held]
             judged = Judged(both.plain, before, self.logs(both.call()), self.shares)
             judged.compute()
-            kept.append((both, judged))
+            made.append(judged)
 
         while self.too_large and count >= rows.least:
-            if not self._failed(make):
+            # All processes have begun, or none makes the step: they would wait for one that has failed.
+            if not self._failed(begin) and not self._failed(make):
                 self.step.rows, self.step.of_rows = count, rows.number
-                self._take(*kept[-1], saved)
+                self._take(*made, saved)
             count = halved(count, self.shares)
 
     def _take(self, both: BothWays, judged: "Judged", saved: Saved) -> None:
