@@ -49,6 +49,28 @@ def test_more_drawn_models_have_one_devices_numbers(model):
 
 
 @pytest.mark.slow
+def test_squares_of_what_is_nothing_but_rounding_are_the_same():
+    """Behind a batch of two that is normalised no gradient is left."""
+    model = drawn.Model(
+        data="numbers",
+        layers=(("batch normalisation",), ("alpha",)),
+        loss="classes",
+        metrics=(),
+        optimizer="adafactor",
+        step="sum",
+        weighted=True,
+        masks=True,
+        inner="tanh",
+        sequence="last",
+        batch=2,
+        known_size=False,
+        replicas=3,
+        dtype="float64",
+    )
+    check(model)
+
+
+@pytest.mark.slow
 def test_a_wrong_proof_is_found(monkeypatch):
     """What mixes examples is taken for a function by example."""
     monkeypatch.setattr(trial.Trial, "decide", lambda *_, **__: None)

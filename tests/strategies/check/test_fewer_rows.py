@@ -5,6 +5,7 @@ import logging
 import keras
 import numpy as np
 import pytest
+import small
 import tensorflow as tf
 
 from toolkit import strategies
@@ -14,27 +15,6 @@ from toolkit.strategies.step import share
 
 X = np.random.default_rng(0).normal(size=(33, 6)).astype("float32")
 Y = np.arange(33) % 3
-HELD = 5
-
-
-class Small(keras.layers.Layer):
-    """Has no memory for more than so many rows on one device."""
-
-    def __init__(self, held=HELD):
-        super().__init__()
-        self.held = held
-
-    def call(self, x):
-        if hasattr(keras.optimizers.Optimizer.apply, "_toolkit"):
-            return x
-
-        def allocate(rows):
-            if rows > self.held:
-                raise MemoryError(f"no memory for {rows} rows")
-            return np.True_
-
-        with tf.control_dependencies([tf.numpy_function(allocate, [tf.shape(x)[0]], tf.bool)]):
-            return tf.identity(x)
 
 
 def mirrored(check="first_step"):
@@ -42,9 +22,14 @@ def mirrored(check="first_step"):
     return strategies.create("mirrored", devices=("CPU:0", "CPU:1"), check=check)
 
 
-def built(strategy, held=HELD):
+def built(strategy, held=small.HELD):
     with strategy.scope():
-        layers = [keras.layers.Dense(5), keras.layers.Dropout(0.3), keras.layers.BatchNormalization(), Small(held)]
+        layers = [
+            keras.layers.Dense(5),
+            keras.layers.Dropout(0.3),
+            keras.layers.BatchNormalization(),
+            small.Small(held),
+        ]
         model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
@@ -102,7 +87,7 @@ def test_a_loop_of_a_script_s_own(caplog):
     caplog.set_level(logging.INFO, "toolkit")
     strategy = mirrored()
     with strategy.scope():
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), Small()])
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), small.Small()])
         optimizer = keras.optimizers.SGD(0.1)
 
     def step(x, y, training):

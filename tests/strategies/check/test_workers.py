@@ -20,6 +20,17 @@ def test_workers_compute_one_devices_step(tmp_path):
 
 
 @pytest.mark.slow
+def test_workers_compute_the_first_rows_of_what_one_device_cannot_hold(tmp_path):
+    with processes.group([SCRIPT], [["small"]] * 2, tmp_path) as run:
+        outputs = run.succeed(limit=200)
+    for each in outputs:
+        fit, evaluate, predict = [line for line in each.splitlines() if "is one device's" in line]
+        assert ", of the first 3 of 9 rows: one device can't hold all of them" in fit
+        assert ", of the first 3 of 7 rows: " in evaluate
+        assert "rows" not in predict
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "named"),
     [("metric", "metric accuracy/"), pytest.param("draw", "the output of dropout", marks=pytest.mark.long)],

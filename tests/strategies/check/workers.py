@@ -2,7 +2,8 @@
 
 python workers.py FAULT
 
-FAULT: "none"; "metric": the second worker counts nothing; or "draw": both draw for the first rows.
+FAULT: "none"; "metric": the second worker counts nothing; "draw": both draw for the first rows; or "small": one device
+can't hold a batch.
 """
 
 import logging
@@ -10,6 +11,7 @@ import sys
 
 import keras
 import numpy as np
+import small
 import tensorflow as tf
 
 import toolkit
@@ -34,6 +36,7 @@ def main():
     keras.utils.set_random_seed(1)
     with strategy.scope():
         layers = [keras.layers.Dense(5), keras.layers.Dropout(0.3), keras.layers.BatchNormalization()]
+        layers += [small.Small()] if sys.argv[1] == "small" else []
         model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"])

@@ -5,6 +5,7 @@ the batch's first rows: half of them, then half of those, until one device holds
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import re
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from toolkit.strategies.check.comparing import Compared, compare, leaves_of
+from toolkit.strategies.check.comparing import TIMES, Compared, compare, leaves_of
 from toolkit.strategies.check.fewer_rows import Rows, halved, is_too_large, tried_again
 from toolkit.strategies.check.plain import PlainStep
 from toolkit.strategies.check.state import Of, Saved
@@ -98,21 +99,27 @@ class _Comparison:
 
     def _of_fewer(self, rows: Rows, saved: Saved) -> None:
         """Compares the step with as many of a batch's first rows as one device holds, from what variables held."""
-        count, kept = halved(rows.number, self.shares), []
+        count = halved(rows.number, self.shares)
+        made: list[Any] = []
 
-        def make() -> None:
+        def begin() -> None:
             both = rows.taking(count)
             saved.put_back()
             both.plain.trace()
+            made[:] = [both]
+
+        def make() -> None:
+            (both,) = made
             before = [each.copies()[0] for each in both.plain.held]
             judged = Judged(both.plain, before, self.logs(both.call()), self.shares)
             judged.compute()
-            kept.append((both, judged))
+            made.append(judged)
 
         while self.too_large and count >= rows.least:
-            if not self._failed(make):
+            # All processes have begun, or none makes the step: they would wait for one that has failed.
+            if not self._failed(begin) and not self._failed(make):
                 self.step.rows, self.step.of_rows = count, rows.number
-                self._take(*kept[-1], saved)
+                self._take(made[0], made[1], saved)
             count = halved(count, self.shares)
 
     def _take(self, both: BothWays, judged: "Judged", saved: Saved) -> None:
@@ -169,6 +176,7 @@ class Judged:
         self._logs = tf.nest.map_structure(lambda each: None if each is None else np.asarray(each), logs)
         self._one: Any = None
         self._moved: list[Any] = []
+        self._far: list[Any] = []
         self.tensors: list[Compared] = []
 
     def compute(self) -> None:
@@ -180,12 +188,13 @@ class Judged:
             other = plain.in_other_orders()
             other.trace()
             self._moved += [other.run(before, draw=draw) for draw in range(2, 1 + _AGAIN)]
+            self._far = [other.run(before, draw=1 + _AGAIN, times=TIMES)]
             self.tensors = self._compared()
 
     @property
     def runs(self) -> int:
         """How often one device has made the step."""
-        return 1 + len(self._moved)
+        return 1 + len(self._moved) + len(self._far)
 
     @property
     def differs(self) -> list[Compared]:
@@ -198,21 +207,32 @@ class Judged:
         return tuple(sorted({each.dtype for each in self.tensors if each.dtype.startswith(("float", "bfloat"))}))
 
     def _compared(self) -> list[Compared]:
-        eps, found = self.plain.eps, []
+        found = []
         for number, (held, copies) in enumerate(zip(self.plain.held, self._ours, strict=True)):
-            moved = [each[1][number] for each in self._moved]
-            every = [compare(held.name, held.of, copy, self._one[1][number], moved, eps) for copy in copies]
-            apart = max(every, key=lambda each: each.apart)
+            judge = self._judge(held.name, held.of, functools.partial(_held, number))
+            apart = max(map(judge, copies), key=lambda each: each.apart)
             if apart.differs and held.of_mean:
-                counted = copies[0] / copies[0].dtype.type(self.replicas)
-                again = compare(held.name, held.of, counted, self._one[1][number], moved, eps)
+                again = judge(copies[0] / copies[0].dtype.type(self.replicas))
                 apart = apart if again.differs else again
             found.append(apart)
-        ours, one = dict(leaves_of(self._logs)), dict(leaves_of(self._one[0]))
-        others = [dict(leaves_of(each[0])) for each in self._moved]
-        for name, value in one.items():
+        ours = dict(leaves_of(self._logs))
+        for name, value in leaves_of(self._one[0]):
             there = ours.get(name, np.zeros([0]))
             if there is None or value is None:  # Each replica has returned its own.
                 continue
-            found.append(compare(f"the log {name}", Of.LOG, there, value, [each[name] for each in others], eps))
+            judge = self._judge(f"the log {name}", Of.LOG, functools.partial(_log, name))
+            found.append(judge(there))
         return sorted(found, key=lambda each: _ORDER[each.of])
+
+    def _judge(self, name: str, of: Of, pick: Callable[[Any], np.ndarray]) -> Callable[[np.ndarray], Compared]:
+        """Returns what compares a tensor of replicas' with those that `pick` takes of one device's runs."""
+        one, moved, far = pick(self._one), [*map(pick, self._moved)], [*map(pick, self._far)]
+        return lambda ours: compare(name, of, ours, one, moved, self.plain.eps, far)
+
+
+def _held(number: int, run: Any) -> np.ndarray:
+    return run[1][number]
+
+
+def _log(name: str, run: Any) -> Any:
+    return dict(leaves_of(run[0]))[name]

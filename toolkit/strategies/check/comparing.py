@@ -15,7 +15,7 @@ import tensorflow as tf
 from toolkit.strategies.check.plain import eps_of
 from toolkit.strategies.check.state import Of
 
-_TIMES = 8.0  # As often what a rounding of everything changes: sums in another order round elsewhere.
+TIMES = 8.0  # As often what a rounding of everything changes: sums in another order round elsewhere.
 _ROUNDINGS = 16.0  # And as many roundings of a tensor's largest element, as where nothing of it was moved.
 
 
@@ -54,7 +54,15 @@ class Compared(NamedTuple):
         return f"{self.name} differs by {self.apart:.3g}: {values}, and {may}"
 
 
-def compare(name: str, of: Of, ours: np.ndarray, one: np.ndarray, moved: Sequence[np.ndarray], eps: float) -> Compared:
+def compare(
+    name: str,
+    of: Of,
+    ours: np.ndarray,
+    one: np.ndarray,
+    moved: Sequence[np.ndarray],
+    eps: float,
+    far: Sequence[np.ndarray] = (),
+) -> Compared:
     """Compares a tensor of replicas' with one device's.
 
     Args:
@@ -64,6 +72,7 @@ def compare(name: str, of: Of, ours: np.ndarray, one: np.ndarray, moved: Sequenc
         one: One device's, of any shape and dtype.
         moved: What that becomes when a rounding has moved what it is computed from.
         eps: A rounding of the dtype in which the model computes.
+        far: What it becomes when a few roundings have: squares of what is nothing but rounding grow by more than these.
     """
     ours, one = np.asarray(ours), np.asarray(one)
     dtype = tf.as_dtype(one.dtype) if one.dtype != object else tf.string
@@ -74,10 +83,10 @@ def compare(name: str, of: Of, ours: np.ndarray, one: np.ndarray, moved: Sequenc
         largest = [0.0 if dtype == tf.string else _largest(each.astype(np.float64)) for each in (ours, one)]
         return Compared(name, of, dtype.name, apart, 0.0, *largest)
     exact = np.complex128 if dtype.is_complex else np.float64
-    allowed = max([_apart(each.astype(exact), one.astype(exact)) for each in moved], default=0.0)
     ours, one = ours.astype(exact), one.astype(exact)
+    allowed, further = (max([_apart(x.astype(exact), one) for x in every], default=0.0) for every in (moved, far))
     own = eps_of(dtype.real_dtype)
-    allowed = _TIMES * allowed + _ROUNDINGS * max(eps, own) * _largest(one)
+    allowed = max(TIMES * allowed, further) + _ROUNDINGS * max(eps, own) * _largest(one)
     return Compared(name, of, dtype.name, _apart(ours, one), allowed, _largest(ours), _largest(one))
 
 

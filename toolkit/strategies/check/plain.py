@@ -108,24 +108,25 @@ class PlainStep:
         settings = dataclasses.replace(self.settings, sums=True)
         return PlainStep(self._objects, self._make, self.batches, settings)
 
-    def run(self, before: Sequence[np.ndarray], *, draw: int = 0) -> tuple[Any, list[np.ndarray]]:
+    def run(self, before: Sequence[np.ndarray], *, draw: int = 0, times: float = 1.0) -> tuple[Any, list[np.ndarray]]:
         """Makes the step.
 
         Args:
             before: What each of `held` holds before it.
             draw: Moves weights, inputs and gradients by a rounding, each number of this another way; 0 moves nothing.
+            times: By how many roundings.
 
         Returns:
             What the model's function returns, of NumPy arrays; and what each of `held` holds then.
         """
-        return outside(lambda: self._run(before, draw))
+        return outside(lambda: self._run(before, draw, self.eps * times))
 
-    def _run(self, before: Sequence[np.ndarray], draw: int) -> tuple[Any, list[np.ndarray]]:
+    def _run(self, before: Sequence[np.ndarray], draw: int, eps: float) -> tuple[Any, list[np.ndarray]]:
         chance = np.random.default_rng(draw)
         for held, plain, value in zip(self.held, self._plain, before, strict=True):
-            plain.assign(moved(value, self.eps, chance) if draw and held.is_moved else value)
-        self._moves.assign([self.eps if draw else 0.0, float(draw)])
-        leaves = [tf.nest.map_structure(lambda x: _moved(x, self.eps, chance), x, expand_composites=True) if draw else x
+            plain.assign(moved(value, eps, chance) if draw and held.is_moved else value)
+        self._moves.assign([eps if draw else 0.0, float(draw)])
+        leaves = [tf.nest.map_structure(lambda x: _moved(x, eps, chance), x, expand_composites=True) if draw else x
                   for x in self._leaves]  # fmt: skip
         logs = self._call(leaves)  # type: ignore[misc]
         return keras.tree.map_structure(_array, logs), [each.numpy() for each in self._plain]
@@ -200,7 +201,7 @@ class PlainStep:
             stack.enter_context(away())
             stack.enter_context(instead(keras.layers.Layer, "__call__", self._with_moved_outputs))
             if self.settings.sums:
-                stack.enter_context(instead(keras.layers.BatchNormalization, "_moments", _of_examples_first))
+                stack.enter_context(instead(keras.layers.BatchNormalization, "_moments", self._with_other_moments))
             self._set_thread()
             put = _Put(stack)
             self._put_variables(put)
@@ -298,12 +299,35 @@ class PlainStep:
 
         return functools.wraps(call)(moving)
 
+    def _with_other_moments(self, moments: Callable) -> Callable:
+        """Adds up each example's numbers first, and then those of the batch; and moves the moments.
+
+        In the gradient of a normalised batch of two, nearly all cancels: a rounding of the moments' is what is left.
+        """
+        numbers = itertools.count(2000)
+
+        def one(x: Any) -> Any:
+            return x * (1 + tf.cast(self._signs(x, next(numbers)) * self._moves[0], x.dtype))
+
+        def found(layer: Any, inputs: Any, mask: Any) -> tuple:
+            within = [axis for axis in layer._reduction_axes if axis != 0]
+            if mask is not None or not within or len(within) == len(layer._reduction_axes):
+                return tuple(map(one, moments(layer, inputs, mask)))
+
+            def mean_of(x: Any) -> Any:
+                return tf.reduce_mean(tf.reduce_mean(x, within, keepdims=True), 0, keepdims=True)
+
+            mean = mean_of(inputs)
+            return one(tf.squeeze(mean)), one(tf.squeeze(mean_of(tf.math.squared_difference(inputs, mean))))
+
+        return found
+
     def _with_lost_parts(self, gradient: Any, number: int) -> Any:
         """Moves a gradient by a rounding of the sum of all rows and places."""
         exact = tf.cast(gradient, tf.float64)
         sums = tf.reduce_sum(tf.abs(exact), list(range(gradient.shape.rank - 1)), keepdims=True)
-        eps = min(self.eps, eps_of(tf.float32))  # What has 16 bits is added up in more.
-        lost = self._signs(gradient, number) * sums * tf.where(self._moves[0] > 0, tf.cast(eps, tf.float64), 0.0)
+        part = min(1.0, eps_of(tf.float32) / self.eps)  # What has 16 bits is added up in more.
+        lost = self._signs(gradient, number) * sums * self._moves[0] * part
         return tf.cast(exact + lost, gradient.dtype)
 
     def _signs(self, x: Any, number: int) -> Any:
@@ -326,23 +350,6 @@ class _Put:
         else:
             self._stack.callback(own.pop, name, None)
         own[name] = value
-
-
-def _of_examples_first(moments: Callable) -> Callable:
-    """Returns moments that add up each example's numbers first, and then those of the batch."""
-
-    def found(layer: Any, inputs: Any, mask: Any) -> tuple:
-        within = [axis for axis in layer._reduction_axes if axis != 0]
-        if mask is not None or not within or len(within) == len(layer._reduction_axes):
-            return moments(layer, inputs, mask)
-
-        def mean_of(x: Any) -> Any:
-            return tf.reduce_mean(tf.reduce_mean(x, within, keepdims=True), 0, keepdims=True)
-
-        mean = mean_of(inputs)
-        return tf.squeeze(mean), tf.squeeze(mean_of(tf.math.squared_difference(inputs, mean)))
-
-    return found
 
 
 def _plain_variable(held: Held) -> Any:
