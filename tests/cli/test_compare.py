@@ -63,6 +63,22 @@ def test_the_first_tensor_that_differs_is_named(tmp_path, compare):
 
 
 @pytest.mark.slow
+def test_a_draw_of_tensorflows_is_no_matter_of_luck(tmp_path, compare):
+    """Here nothing seems to differ: what is drawn is multiplied by zero."""
+    drawn = (
+        'keras.layers.Lambda(lambda x: x + 0.0 * tf.random.normal(tf.shape(x))), keras.layers.Dense(5, name="first")'
+    )
+    script = SCRIPT.replace('keras.layers.Dense(5, name="first")', drawn).replace(
+        "import sys", "import sys\nimport tensorflow as tf"
+    )
+    (tmp_path / "train.py").write_text(script)
+    done = compare("train.py")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "isn't one device's: what RandomStandardNormal draws differs by chance" in done.stdout
+    assert "A known difference: it draws by a state of TensorFlow's" in done.stdout
+
+
+@pytest.mark.slow
 def test_float64_as_json(tmp_path, compare):
     (tmp_path / "train.py").write_text(SCRIPT)
     done = compare("--float64", "--json", "train.py")

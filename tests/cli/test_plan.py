@@ -69,7 +69,7 @@ def test_what_memory_allows_is_chosen_and_said(capsys, tmp_path):
     assert "The plan is" not in free
     code, out, _ = plan(capsys, *given, "--memory=1.2GB")
     assert code == 0
-    assert "The plan is with --shard_optimizer, gradient_accumulation_steps=2 and batches of 2048." in out
+    assert "The plan is with gradient_accumulation_steps=2 and batches of 2048." in out
     _, small, _ = plan(capsys, *given, "--memory=8MB", "--json")
     found = json.loads(small)
     assert (found["weights"], found["optimizer_state"], found["micro_steps"]) == ("sharded", "replicated", 256)
@@ -100,6 +100,17 @@ def test_what_weights_in_shards_cost_on_a_network_is_said(capsys, bandwidth, say
     assert 'The plan is with --shard_weights, in a script create(weights="sharded").' in out
     assert says in out
     assert ("hopeless" in out) is (bandwidth == "1Gbit")
+
+
+def test_weights_in_shards_are_no_matter_where_all_large_layers_are_sharded(capsys, tmp_path):
+    body = (
+        "import keras\nfrom keras.layers import Dense\n\ndef build():\n    stack = [Dense(512), Dense(512), Dense(2)]\n"
+    )
+    (tmp_path / "models.py").write_text(body + "    return keras.Sequential([keras.Input((512,)), *stack])\n")
+    given = [f"{tmp_path / 'models.py'}:build", "--replicas=2", "--hosts=2", "--device=V100", "--bandwidth=1Gbit"]
+    _, out, _ = plan(capsys, *given, "--global_batch_size=128", "--shard_weights")
+    assert "Weights in shards change nothing: this plan shards the layers" in " ".join(out.split())
+    assert "hopeless" not in out
 
 
 REFUSED = {

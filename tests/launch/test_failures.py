@@ -192,7 +192,7 @@ raise ValueError("the cause")
 def test_a_quiet_job_is_warned_of_before_it_is_ended_and_says_where_it_hung(launcher):
     code, out, err, _ = launcher.run("--workers=2", "--stall_timeout=6", "--grace=1", body="time.sleep(100)")
     assert code == 1
-    assert re.search(r"note: no task has written .* the job is ended after 6 s of that \(--stall_timeout\)", out)
+    assert re.search(r"note: no task has written .* the job is ended after 6 s of that; --stall_timeout sets", out)
     assert "No task made progress for 6 s" in err
     failure = json.loads((launcher.record() / "failure.json").read_text())
     assert failure["task"] == "worker:0"
@@ -229,6 +229,6 @@ raise ValueError("the other one is gone")
     _, out, err, _ = launcher.run("--workers=2", body=body)
     assert "worker:0 | before" in out
     assert ("worker:0 | Traceback" in out) is not killed
-    assert ("that worker:0 wrote after that: see its log" in out) is killed
+    assert ("that worker:0 wrote after worker:1 had failed: see its log" in out) is killed
     assert f"worker:{int(killed)} failed first" in err
     assert "Traceback" in (launcher.logs() / "worker-0.log").read_text()

@@ -155,7 +155,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert process.returncode == 137
     assert b"trace" not in rest
     # In the second attempt worker:1 may be gone before worker:0 is up.
-    assert len(re.findall(rb"launch: 6[01] lines that worker:0 wrote after that: see its log", rest)) == 2
+    assert (
+        len(re.findall(rb"launch: 6[01] lines that worker:0 wrote after worker:1 had failed: see its log", rest)) == 2
+    )
     assert b"worker:1 | up" in rest, "the next attempt's lines are shown again"
     assert (launcher.logs() / "worker-0.log").read_text().count("trace") == 60
     assert b"worker:1 failed first: it was ended by SIGKILL" in err

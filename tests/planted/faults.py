@@ -380,13 +380,6 @@ FAULTS = (
         ("tests/strategies/check/test_fewer_rows.py",),
     ),
     Fault(
-        "a loop of a script that is compared goes on",
-        "toolkit/strategies/check/watching.py",
-        "if count >= _ENOUGH:",
-        "if count >= _ENOUGH * 10_000:",
-        ("tests/cli/test_compare.py",),
-    ),
-    Fault(
         "a gradient's staleness is always none",
         _SERVED + "ledger.py",
         "return tf.cast(ticket - version, tf.int32) + APPLIED",

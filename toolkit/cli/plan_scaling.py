@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from toolkit.parallel.plan.choose import Plan, choose, choose_within, size_in_words
 from toolkit.parallel.plan.count import LayerCost
-from toolkit.parallel.plan.step_cost import Link, Machine, Setting
+from toolkit.parallel.plan.step_cost import Link, Machine, Setting, gathered_of
 
 # A scaling chart's ways to divide a model: arguments conv and fc of `choose`; and the fastest that fits.
 KINDS = {"data": "replicated", "model": "sharded"}
@@ -152,6 +152,8 @@ def _of_weights(plan: Plan) -> list[str]:
     step = plan.step
     if plan.setting.weights != "sharded" or not step.exchanging:
         return []
+    if not any(gathered_of(layer, plan.choices[layer.name], plan.setting) for layer in plan.layers):
+        return ["Weights in shards change nothing: this plan shards the layers whose weights are large."]
     share = step.exchanging / step.seconds
     received = f"Weights in shards: a replica receives {size_in_words(step.received)} in a step"
     if share < _HOPELESS:

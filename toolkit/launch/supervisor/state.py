@@ -15,6 +15,7 @@ from toolkit.cluster import Task
 from toolkit.errors import TaskFailed
 from toolkit.launch.display import Chatter, Output
 from toolkit.launch.events import Event
+from toolkit.launch.supervisor import stacks
 from toolkit.support import signals, status
 
 _WAITS = 240  # How many reports of waiting time are kept. Tasks send one or two a second, so this covers some minutes.
@@ -103,6 +104,13 @@ class TaskState:
         self.phase: dict[str, Any] = {}
         self.phase_since = self.busy_at = self.started
         self.output.ended = False
+
+    @property
+    def place(self) -> stacks.Location | None:
+        """Where it is; None if it didn't answer when it was asked."""
+        if self.done_at is not None and self.stacks:
+            return stacks.Location(in_tensorflow=False, words="the end of its script")
+        return stacks.locate(self.stacks)
 
     @property
     def script_code(self) -> int | None:

@@ -307,8 +307,9 @@ class TaskGroup:
 
     def _drop_held(self, but: Sequence[Task] = ()) -> None:
         """Says how many lines of other tasks were held back, because they follow from this task's failure."""
+        failed = f"{but[0]} had failed" if but else "a task had failed"
         for task, count in self._display.release(of=but).items():
-            self._display.say(f"launch: {counted(count, 'line')} that {task} wrote after that: see its log")
+            self._display.say(f"launch: {counted(count, 'line')} that {task} wrote after {failed}: see its log")
 
     def _failure(self, first: TaskState) -> TaskFailed:
         self._keep(first, first.words(), first.code)
@@ -366,7 +367,7 @@ class TaskGroup:
         self._hinted_at = time.monotonic()
         begins = f"note: no task has written a line, taken a step or computed for {quiet:.0f} s"
         why = f". {found.why}" if found.why else ""
-        ends = f"the job is ended after {found.limit:.4g} s of that (--stall_timeout)"
+        ends = f"the job is ended after {found.limit:.4g} s of that; --stall_timeout sets another limit"
         self.say(f"{begins}{why}; {ends}. {self._where_tasks_are(each=True)}")
 
     def _hint_at_who_waits(self) -> None:
@@ -417,7 +418,7 @@ class TaskGroup:
         for task in alive:
             if task.stacks:
                 task.output.write(f"\n{_STACKS}\n{task.stacks}\n".encode())
-        found = {str(task.task): stacks.locate(task.stacks) for task in alive}
+        found = {str(task.task): task.place for task in alive}
         cause = stacks.culprits(found)
         table = stacks.places(found) if each else ""
         witness = nccl.findings(next(filter(None, self._nccl), ""), {str(task.task): task.pid for task in in_nccl})

@@ -33,6 +33,7 @@ from toolkit.parallel.plan.step_cost import (
 from toolkit.support import files
 
 _FORMAT = 1  # The format of saved plans.
+_WORTH = 1.01  # A plan that is slower by less than so much is as good, if it is plainer.
 WAYS = ("planned", "replicated", "sharded")
 
 
@@ -326,14 +327,14 @@ def choose_within(
     conv: str = "planned",
     fc: str = "planned",
 ) -> Plan:
-    """Returns the fastest plan that fits into a replica's memory; if none fits, the smallest.
+    """Returns the fastest plan that fits into a replica's memory, or a plainer one; if none fits, the smallest.
 
     The returned plan's setting has the number of shards, what is done with the optimizer's state, into how many
     micro-steps a batch is divided (`gradient_accumulation_steps` of Keras's optimizers), and whether activations are
     computed again. A number of shards, and more than one micro-step, stay where they are given. Nothing is given up for
     memory that isn't asked for: without a limit only the shards are chosen. With one, sharded state and recomputation
-    are chosen where the plan needs them, whether they were given or not, so that asking for more means never gives a
-    slower plan.
+    are chosen where the plan needs them, whether they were given or not: a means that makes a step faster by less than
+    a hundredth isn't worth its name. So asking for more means never gives a plan that is slower by more than that.
 
     Args:
         layers: As `costs` returns them.
@@ -353,7 +354,8 @@ def choose_within(
     fitting = [plan for plan in plans if plan.step.memory <= memory]
     if not fitting:
         return min(plans, key=lambda plan: plan.step.memory)
-    return min(fitting, key=lambda plan: plan.step.seconds)
+    enough = _WORTH * min(plan.step.seconds for plan in fitting)
+    return next(plan for plan in fitting if plan.step.seconds <= enough)  # The plainest.
 
 
 def _settings(setting: Setting, *, saving: bool) -> Iterator[Setting]:

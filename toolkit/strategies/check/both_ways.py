@@ -25,7 +25,6 @@ from toolkit.strategies.mesh import replica_count
 from toolkit.strategies.processes.agreement import gather
 
 _LOG = logging.getLogger(__name__)
-_DRAWS = "it draws by a state of TensorFlow's (%s), and never twice the same. keras.random draws what one device draws"
 _AGAIN = 4  # How often a step that seems to differ is moved by a rounding.
 _ORDER = {each: number for number, each in enumerate(Of)}
 
@@ -129,11 +128,12 @@ class _Comparison:
         mine = [each.describe() for each in judged.differs]
         every = map(json.loads, _of_all(self.strategy, json.dumps(mine)))
         step.differs = next((tuple(each) for each in every if each), ())
-        if step.differs:
+        if both.plain.draws:  # By a state of TensorFlow's. Whether the rest seems to be apart is chance, too.
+            step.first = f"what {', '.join(both.plain.draws)} draws differs by chance"
+            step.differs, step.known = (step.first,), self.known(both.plain)
+        elif step.differs:
             step.known = self.known(both.plain)
             step.first = both.first(judged.before, saved) or step.differs[0]
-        elif both.plain.draws:
-            step.skipped = _DRAWS % ", ".join(both.plain.draws)
 
     def _failed(self, function: Callable[[], Any]) -> bool:
         """Calls a function that computes on one device; returns whether it failed in a process. The step says why."""
