@@ -14,7 +14,7 @@ import simulated_properties
 import simulation
 
 SCHEDULES = int(os.environ.get("TOOLKIT_SIMULATED_SCHEDULES", "200"))
-FOUND = (6, 61, 1504, 2603)  # Schedules that have found something.
+FOUND = (6, 61, 1504, 2603, 3219)  # Schedules that have found something.
 MANY = 2000
 FIRST = int(os.environ.get("TOOLKIT_SIMULATED_FIRST", "0"))
 

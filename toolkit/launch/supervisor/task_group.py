@@ -286,10 +286,12 @@ class TaskGroup:
         self._look()
         # When a host is lost, tasks on other hosts report failures before that host's heartbeat times out. A host whose
         # tasks have ended may have left on purpose.
-        quiet = [agent for agent in self._agents.values() if agent.silence > 3 * BEAT]
+        # What such a host had sent before may come when the network is back: what counts is that it answers.
+        quiet = [agent for agent in self._agents.values() if agent.silence > 3 * BEAT or not self._answered(agent)]
         quiet = [agent for agent in quiet if any(task.alive for task in self._tasks_of(agent))]
         if quiet:
-            settled = lambda: all(agent.silence < BEAT or self._lost(agent) for agent in quiet)  # noqa: E731
+            heard = lambda agent: agent.silence < BEAT and self._answered(agent)  # noqa: E731
+            settled = lambda: all(heard(agent) or self._lost(agent) for agent in quiet)  # noqa: E731
             self._read_for(self._silence, until=settled)
         self._look_for_lost_hosts()  # One may also have gone with what it had to tell.
         for task in self._tasks:
@@ -507,9 +509,12 @@ class TaskGroup:
         """Has every agent report the state of its tasks, and waits for that, and so for all that happened before."""
         self._looks += 1
         self._send("look", number=self._looks)
-        waited = [agent for agent in self._connected if agent not in self._refusing]
-        answered = lambda: all(self._looked.get(a) == self._looks for a in waited if a in self._connected)  # noqa: E731
+        answered = lambda: all(self._answered(agent) for agent in self._connected)  # noqa: E731
         self._read_for(_LATE if self._several else _ANSWER, until=answered)
+
+    def _answered(self, agent: ConnectedAgent) -> bool:
+        """Whether an agent has reported its tasks' state since it was last asked, or has no task."""
+        return self._looked.get(agent) == self._looks or agent in self._refusing
 
     def _end(self, number: int, *, within: float = float("inf"), told_twice: bool = False) -> None:
         """Asks all tasks to end, waits, and kills the rest; another signal to the launcher shortens the wait.
