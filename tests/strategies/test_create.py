@@ -39,12 +39,16 @@ def test_a_strategy_says_what_it_is(four_devices):
         "devices": ["CPU:2", "CPU:1"],
         "mesh": {"shards": 2, "groups": 1},
         "optimizer_state": "replicated",
+        "weights": "replicated",
     }
     assert strategies.describe(strategies.create("mirrored", devices=("CPU:2", "CPU:1"))) == mirrored
     theirs = tf.distribute.MirroredStrategy(["CPU:2", "CPU:1"])
-    ours = ("mesh", "optimizer_state")  # TensorFlow's own replicas exchange nothing but gradients.
+    ours = ("mesh", "optimizer_state", "weights")  # TensorFlow's own replicas exchange nothing but gradients.
     assert strategies.describe(theirs) == {name: mirrored[name] for name in mirrored if name not in ours}
     assert strategies.describe(strategies.enable_fit(theirs)) == mirrored
+    sharded = strategies.create("mirrored", devices=("CPU:2", "CPU:1"), weights="sharded")
+    slots_too = {"weights": "sharded", "optimizer_state": "sharded"}
+    assert strategies.describe(sharded) == {**mirrored, **slots_too}
     other = {"strategy": "OneDeviceStrategy", "replicas": 1, "devices": ["CPU:1"]}
     assert strategies.describe(tf.distribute.OneDeviceStrategy("/cpu:1")) == other
 

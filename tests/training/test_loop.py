@@ -193,6 +193,39 @@ def test_an_epochs_row_has_the_rate_that_it_was_trained_with_and_the_memory(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["plain", "scaled", "accumulating"])
+def test_the_rate_of_a_schedule_is_that_of_the_epochs_last_step(tmp_path, optimizer):
+    schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 8, 0.0)  # 1, 7/8, ... 1/8 in eight steps.
+    sgd = keras.optimizers.SGD(schedule, gradient_accumulation_steps=2 if optimizer == "accumulating" else None)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.LossScaleOptimizer(sgd) if optimizer == "scaled" else sgd, "mse")
+    with Run(tmp_path / "run", recipe="test") as run:
+        run.fit(model, np.zeros((8, 2)), np.zeros((8, 1)), epochs=2, batch_size=2, verbose=0)
+    rows = list(csv.DictReader((tmp_path / "run" / "history.csv").read_text().splitlines()))
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx([5 / 8, 1 / 8])
+
+
+@pytest.mark.slow
+def test_what_is_not_known_or_not_there_is_left_out(tmp_path, four_devices, monkeypatch):
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda _: {"current": 0, "peak": 0})
+    found = []
+    for weights in ("replicated", "sharded"):
+        strategy = strategies.create("mirrored", devices=four_devices[:2], weights=weights)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        with Run(tmp_path / weights, recipe="test") as run:
+            run.fit(model, np.zeros((8, 2)), np.zeros((8, 1)), epochs=1, batch_size=4, verbose=0)
+        assert run.summary["peak_memory"] == []
+        assert "peak_memory" not in (tmp_path / weights / "history.csv").read_text()
+        found.append({name: run.summary.get(name) for name in ("weights", "optimizer_state", "mesh")})
+    assert found == [
+        {"weights": "replicated", "optimizer_state": "replicated", "mesh": None},
+        {"weights": "sharded", "optimizer_state": "sharded", "mesh": {"shards": 2, "groups": 1}},
+    ]
+
+
+@pytest.mark.slow
 def test_the_best_of_two_fits_is_the_best_of_both(tmp_path):
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -1,5 +1,6 @@
 """Where a step's time goes: intervals by hand, and a profile of TensorFlow's."""
 
+import time
 import types
 
 import keras
@@ -73,6 +74,12 @@ def test_on_gpus_only_their_streams_compute():
     assert (compute, communication) == (2.0, (3 + 1 + 8) / 2)
 
 
+def test_a_step_lasts_until_the_next_one_begins():
+    callbacks = event("python", "toolkit_end", 26, 26)
+    found = breakdown._breakdown([*STEPS, *FUNCTIONS, callbacks], 1)
+    assert (found.steps, found.milliseconds, found.between) == (2, 13, 5)
+
+
 def test_without_a_whole_step_there_is_none():
     assert breakdown._breakdown(FUNCTIONS, 1) is None
 
@@ -90,15 +97,17 @@ def test_intervals_are_those_of_sets(one, other):
     assert breakdown._length(left) == len(points(left))
 
 
-def trained(tmp_path, devices, *, steps=0, keep=False, batches=20):
+def trained(tmp_path, devices, *callbacks, steps=0, keep=False, **options):
     strategy = strategies.create("auto", devices=devices)
     with strategy.scope():
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     tracker = Progress(epochs=1, resumed=Position())
     profiling = Profiler(steps=steps, keep=tmp_path if keep else None, progress=tracker)
-    data = tf.data.Dataset.from_tensors((np.ones((32, 64)), np.ones((32, 1)))).repeat()
-    model.fit(data, steps_per_epoch=batches, epochs=1, callbacks=[tracker, profiling], verbose=0, shuffle=False)
+    data = tf.data.Dataset.from_tensors((np.ones((32, 64)), np.ones((32, 1))))
+    callbacks = [tracker, profiling, *callbacks]
+    options = {"x": data.repeat(), "steps_per_epoch": 20, "epochs": 1, **options}
+    model.fit(callbacks=callbacks, verbose=0, shuffle=False, **options)
     return tracker.breakdown and types.SimpleNamespace(**tracker.breakdown)
 
 
@@ -132,7 +141,24 @@ def test_one_that_is_asked_for_is_kept_for_tensorboard(tmp_path, four_devices):
 
 @pytest.mark.slow
 def test_too_few_steps_give_none(tmp_path, four_devices):
-    assert trained(tmp_path, four_devices[:1], batches=8) is None
+    assert trained(tmp_path, four_devices[:1], steps_per_epoch=8) is None
+
+
+class Sleeps(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_callbacks_after_each_profiled_step_count_and_validation_does_not(tmp_path, four_devices):
+    assert trained(tmp_path, four_devices[:1], Sleeps()).between >= 100, "the last step's, too"
+    data = tf.data.Dataset.from_tensors((np.ones((32, 64)), np.ones((32, 1))))
+    unknown = data.repeat(7).filter(lambda *_: True)  # Keras learns only in the first epoch that it has seven steps.
+    options = {"x": unknown, "steps_per_epoch": None, "validation_data": data, "epochs": 2}
+    found = trained(tmp_path, four_devices[:1], Sleeps(), **options)
+    assert found.steps == 3
+    assert found.between >= 100
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ def peak_memory(strategy: "tf.distribute.Strategy") -> list[int]:
         strategy: Whose replicas are meant.
 
     Returns:
-        One number for each GPU, or one for all CPUs; [] where TensorFlow doesn't count, and beside parameter servers,
-        whose replicas are in other processes.
+        One number for each GPU, or one for all CPUs; [] where TensorFlow doesn't count, as for a few hundred numbers on
+        a CPU, and beside parameter servers, whose replicas are in other processes.
     """
     import tensorflow as tf
 
@@ -29,6 +29,8 @@ def peak_memory(strategy: "tf.distribute.Strategy") -> list[int]:
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     names = dict.fromkeys("CPU:0" if spec.device_type == "CPU" else f"GPU:{spec.device_index}" for spec in specs)
     try:
-        return [int(tf.config.experimental.get_memory_info(name)["peak"]) for name in names]
+        peaks = [int(tf.config.experimental.get_memory_info(name)["peak"]) for name in names]
     except (ValueError, tf.errors.OpError):  # Not every allocator counts.
         return []
+    # A CPU's allocator counts whole regions, and none for tensors that are small: 0 then isn't what was in use.
+    return peaks if all(peaks) else []

@@ -234,9 +234,10 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
         - devices: Logical devices of this process, such as "CPU:0", in the order in which its replicas use them.
         - cluster: All tasks' addresses by job, as in TF_CONFIG; only where several processes may take part.
         - mesh: {"shards": ..., "groups": ...}, under mirrored and multi_worker made here: how many replicas hold one
-          copy of a model with sharded layers, and how many times.
-        - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here.
-        - weights: "sharded", only where each replica keeps a part of them.
+          copy of what is sharded, if something is, and how many times.
+        - optimizer_state: "replicated" or "sharded", under mirrored and multi_worker made here. With sharded weights it
+          is "sharded": their slots are.
+        - weights: "replicated" or "sharded", likewise.
         - batch_statistics: "replica", only where each replica normalises its own share of a batch.
         - compression: Such as "powersgd, rank 4"; only where gradients are compressed.
         - local_steps: The `LocalSteps`, by name; only where replicas train by themselves.
@@ -264,9 +265,9 @@ def describe(strategy: "tf.distribute.Strategy") -> dict[str, Any]:
 
         if is_toolkit_strategy(strategy):
             described["mesh"] = dataclasses.asdict(mesh_of(strategy))
-            described["optimizer_state"] = options_of(strategy).optimizer_state
-            if (weights := options_of(strategy).weights) != "replicated":
-                described["weights"] = weights
+            weights = described["weights"] = options_of(strategy).weights
+            state = options_of(strategy).optimizer_state
+            described["optimizer_state"] = "sharded" if weights == "sharded" else state
             if (statistics := options_of(strategy).batch_statistics) != "batch":
                 described["batch_statistics"] = statistics
             if (local := options_of(strategy).local) is not None:

@@ -18,6 +18,7 @@ import rich.progress as bars
 import tensorflow as tf
 
 from toolkit import devices, strategies
+from toolkit.strategies.upstream.attributes import last_learning_rate
 from toolkit.support import files, history, status
 from toolkit.support.goodput import Account
 from toolkit.training.checkpoints import Position
@@ -86,8 +87,8 @@ class Progress(keras.callbacks.Callback):
         steps_per_epoch: None until it is known: with data of unknown length, after the first epoch.
         passing_over: Whether Keras's present step is one that an earlier process has done.
         rows: One row per epoch.
-        learning_rate: That of the last epoch's last step, before callbacks change it for the next one; None if the
-            model has no one rate.
+        learning_rate: That of the last epoch's last step, before callbacks or a schedule change it for the next one;
+            None if the model has no one rate.
         breakdown: A `Breakdown` of a step's time as a dict, also an earlier process's; None if no profile was taken.
     """
 
@@ -186,7 +187,7 @@ class Progress(keras.callbacks.Callback):
         self._advance()
         optimizer = getattr(self.model, "optimizer", None)  # A model with two optimizers logs rates under other names.
         if optimizer is not None:
-            self.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+            self.learning_rate = float(keras.ops.convert_to_numpy(last_learning_rate(optimizer)))
         self.steps_per_epoch = self.steps_per_epoch or self.position.batch
         self._steps_before += self.position.batch
         self.position = Position(step=self._steps_before, epoch=epoch + 1)

@@ -37,6 +37,9 @@ _LOG = logging.getLogger(__name__)
 _FIRST = 4  # Steps that trace, compile and allocate. The profiled steps end before speed is measured.
 _STEPS = 5
 STEP = "toolkit_step"  # The name of the profiler's Trace around each step.
+END = (
+    "toolkit_end"  # Of one where a step's time ends: the next begins, or the callbacks of an epoch's last one are over.
+)
 _INPUT = "IteratorGetNextOp::DoCompute"
 _COLLECTIVES = ("Collective", "NcclAllReduce", "ncclDevKernel", "ncclKernel")
 _DEVICE_PLANE = "/device:GPU"
@@ -115,7 +118,9 @@ def _breakdown(events: list[_Event], replicas: int) -> Breakdown | None:
     steps = sorted((event.begin, event.end) for event in events if event.name.startswith(STEP))
     if not steps:
         return None
-    window = (steps[0][0], steps[-1][1])
+    # A step lasts until the next begins. Of steps that were interrupted none has an end.
+    end = max([steps[-1][1], *(event.begin for event in events if event.name.startswith(END))])
+    window = (steps[0][0], end)
     on_gpus = any(event.plane.startswith(_DEVICE_PLANE) for event in events)
     compute: list[Interval] = []
     collective: list[Interval] = []
@@ -238,6 +243,8 @@ class Profiler(keras.callbacks.Callback):
                 self._directory = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._done == self._steps:
+            self.close()
         if self._over or self._progress.passing_over:
             return
         self._seen += 1
@@ -247,6 +254,7 @@ class Profiler(keras.callbacks.Callback):
                 return
             self._start()
         if not self._over:
+            self._end_step()
             self._trace = tf.profiler.experimental.Trace(STEP, step_num=self._done, _r=1)
             self._trace.__enter__()
 
@@ -256,8 +264,12 @@ class Profiler(keras.callbacks.Callback):
         self._trace.__exit__(None, None, None)
         self._trace = None
         self._done += 1
-        if self._done == self._steps:
-            self._stop()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.close()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.close()
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._keep is not None and self._directory is None and not self._over:
@@ -270,7 +282,7 @@ class Profiler(keras.callbacks.Callback):
         self.close()
 
     def close(self) -> None:
-        """Ends a profile after training was interrupted."""
+        """Ends a profile: before the next step, at the end of an epoch, or after training was interrupted."""
         if self._directory is not None and not self._over:
             self._stop()
 
@@ -283,12 +295,20 @@ class Profiler(keras.callbacks.Callback):
             self._over = True
             _LOG.info("No breakdown of a step's time (%s)", error.message)
 
+    def _end_step(self) -> None:
+        with tf.profiler.experimental.Trace(END):
+            pass
+
     def _stop(self) -> None:
         self._over = True
         account = self._progress.account
         with account.during("other"):
+            # Where data of unknown length have ended, or at an exception, a step has begun that never ends.
+            if self._trace is None:
+                self._end_step()
             with contextlib.suppress(tf.errors.OpError):
                 tf.profiler.experimental.stop()
+            self._trace = None  # Not before: it would be a whole step of the profile.
             found = self._read()
         if found is not None:  # Otherwise that of an earlier process stays.
             self._progress.breakdown = found.as_dict()

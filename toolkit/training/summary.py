@@ -205,6 +205,8 @@ def _summary(
         "step": progress.breakdown,
         "goodput": spent,
     }
+    if not (found["sharded_layers"] or found.get("weights") == "sharded"):
+        found.pop("mesh", None)  # Nothing lies on it: each replica has all of the model.
     if report:
         found["parameter_servers"] = report
     return found

@@ -242,6 +242,28 @@ def test_several_runs_say_what_each_replica_was_worth(tmp_path):
     assert "<b>1,000 examples/s</b>1 replica, mirrored, val_accuracy" in text
 
 
+@pytest.mark.slow
+def test_several_runs_say_what_each_keeps_in_shards_and_their_memory(tmp_path):
+    whole = {
+        "strategy": "mirrored",
+        "weights": "replicated",
+        "optimizer_state": "replicated",
+        "peak_memory": [51380224],
+    }
+    cut = {"weights": "sharded", "optimizer_state": "sharded", "mesh": {"shards": 2, "groups": 1}}
+    runs = [made(tmp_path, "whole", **whole), made(tmp_path, "cut", **whole | cut, resumed_from_step=12)]
+    slots = made(tmp_path, "slots", **whole | {"optimizer_state": "sharded", "peak_memory": []})
+    text = report.write([*runs, slots], out=tmp_path / "page.html").read_text()
+    tiles = re.findall(r"</b>(2 replicas, .*?), val_accuracy", text)
+    assert tiles == [f"2 replicas, mirrored{more}" for more in ("", ", weights sharded", ", optimizer state sharded")]
+    rows = {name: re.findall(r"<td>(.*?)</td>", row) for name, row in re.findall(r'"row">(.*?)</th>(.*)</tr>', text)}
+    assert rows["weights at rest"] == ["replicated", "sharded", "replicated"]
+    assert rows["optimizer state"] == ["replicated", "sharded", "sharded"]
+    assert rows["mesh of what is sharded"] == ["", "shards 2, groups 1", ""]
+    assert rows["most memory of tensors"] == ["51 MB", "51 MB", ""]
+    assert rows["seconds of the last process"] == ["61", "61", "61"]
+
+
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
     paths = [made(tmp_path / "first", "train"), made(tmp_path / "second", "train")]
     names = [run.name for run in told_apart([report.read(path) for path in paths])]

@@ -94,7 +94,14 @@ _FACTS = {
     "recipe": "recipe",
     "strategy": "strategy",
     "replicas": "replicas",
+    "communication": "communication",
     "sharded_layers": "sharded layers",
+    "weights": "weights at rest",
+    "optimizer_state": "optimizer state",
+    "mesh": "mesh of what is sharded",
+    "batch_statistics": "batch statistics",
+    "compression": "compression of gradients",
+    "local_steps": "local steps",
     "hardware": "hardware of a worker",
     "parameters": "parameters",
     "devices": "devices of the process that wrote it",
@@ -108,7 +115,8 @@ _FACTS = {
     "steps": "steps",
     "metrics": "",  # Filled with the model's own metrics, by name.
     "examples_per_second": "examples per second",
-    "wall_seconds": "seconds in all",
+    "peak_memory": "most memory of tensors",
+    "wall_seconds": "seconds of the last process",
     "resumed_from_step": "resumed after step",
     "weights_sha256": "weights, SHA-256",
 }
@@ -206,7 +214,7 @@ def _facts(runs: Sequence[RunData]) -> Iterator[tuple[str, list[str]]]:
     metrics = list(dict.fromkeys(name for run in runs for name in (*run.metrics, *EARLIER_NAMES)))
     for key, name in _FACTS.items():
         for fact in metrics if key == "metrics" else [key]:
-            values = [in_words(fact, value_of(run, fact)) for run in runs]
+            values = [_peaks(run) if fact == "peak_memory" else in_words(fact, value_of(run, fact)) for run in runs]
             if any(values):
                 yield name or fact, values
 
@@ -366,13 +374,21 @@ def _model(run: RunData) -> Tile | None:
 
 def _memory_in_words(run: RunData) -> str:
     """Returns the most memory that the replicas of the process that wrote the summary had in use."""
+    amounts = _peaks(run)
+    if not amounts:
+        return ""
+    here = [device for device in run.summary.get("devices") or () if str(device).startswith("CPU")]
+    several = len(run.summary["peak_memory"]) > 1
+    whose = "by replica" if several else f"of {counted(len(here), 'replica')} together" if here[1:] else ""
+    return " ".join(filter(None, [f"at most {amounts} of tensors in memory", whose]))
+
+
+def _peaks(run: RunData) -> str:
+    """Returns the most memory by device, such as "5, 7 MB"; "" where it isn't known."""
     peaks = run.summary.get("peak_memory")
     if not isinstance(peaks, list) or not all(isinstance(peak, int) and peak > 0 for peak in peaks) or not peaks:
         return ""
-    amounts = ", ".join(f"{peak / 1e6:,.0f}" for peak in peaks)
-    here = [device for device in run.summary.get("devices") or () if str(device).startswith("CPU")]
-    whose = "by replica" if len(peaks) > 1 else f"of {counted(len(here), 'replica')} together" if here[1:] else ""
-    return " ".join(filter(None, [f"at most {amounts} MB of tensors in memory", whose]))
+    return ", ".join(f"{peak / 1e6:,.0f}" for peak in peaks) + " MB"
 
 
 def _step(run: RunData) -> Tile | None:
@@ -414,6 +430,8 @@ def _replicas_in_words(run: RunData) -> str:
         return ""
     layers = run.summary.get("sharded_layers")
     sharded = f", {counted(layers, 'layer')} sharded" if isinstance(layers, int) and layers else ""
+    parts = [name for name in ("weights", "optimizer_state") if run.summary.get(name) == "sharded"]
+    sharded += f", {parts[0].replace('_', ' ')} sharded" if parts else ""  # With weights, optimizer state always is.
     return f"{counted(replicas, 'replica')}, {run.summary.get('strategy')}{sharded}"
 
 
@@ -459,6 +477,8 @@ def in_words(key: str, value: Any) -> str:
             return f"{value:,.{_DIGITS}g}" if small else f"{value:,.0f}"
     except (OverflowError, ValueError):  # A number of four hundred digits.
         return "?"
+    if isinstance(value, dict):
+        value = [f"{name} {each}" for name, each in value.items()]
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)[:16] if key == "weights_sha256" else str(value)
