@@ -5,6 +5,7 @@
 tries so many.
 """
 
+import dataclasses
 import os
 import warnings
 
@@ -48,47 +49,35 @@ def test_more_drawn_models_have_one_devices_numbers(model):
     check(model)
 
 
+OF_NUMBERS = drawn.Model(
+    data="numbers",
+    layers=(("own", "minus the mean", ""),),
+    loss="classes",
+    metrics=("accuracy",),
+    optimizer="adam",
+    step="keras",
+    weighted=False,
+    masks=False,
+    inner="tanh",
+    sequence="last",
+    batch=5,
+    known_size=False,
+    replicas=2,
+    dtype="float32",
+)
+
+
 @pytest.mark.slow
 def test_squares_of_what_is_nothing_but_rounding_are_the_same():
     """Behind a batch of two that is normalised no gradient is left."""
-    model = drawn.Model(
-        data="numbers",
-        layers=(("batch normalisation",), ("alpha",)),
-        loss="classes",
-        metrics=(),
-        optimizer="adafactor",
-        step="sum",
-        weighted=True,
-        masks=True,
-        inner="tanh",
-        sequence="last",
-        batch=2,
-        known_size=False,
-        replicas=3,
-        dtype="float64",
-    )
-    check(model)
+    layers = (("batch normalisation",), ("alpha",))
+    given = {"optimizer": "adafactor", "step": "sum", "weighted": True, "masks": True, "metrics": ()}
+    check(dataclasses.replace(OF_NUMBERS, layers=layers, batch=2, replicas=3, dtype="float64", **given))
 
 
 @pytest.mark.slow
 def test_a_wrong_proof_is_found(monkeypatch):
     """What mixes examples is taken for a function by example."""
     monkeypatch.setattr(trial.Trial, "decide", lambda *_, **__: None)
-    model = drawn.Model(
-        data="numbers",
-        layers=(("own", "minus the mean", ""),),
-        loss="classes",
-        metrics=("accuracy",),
-        optimizer="adam",
-        step="keras",
-        weighted=False,
-        masks=False,
-        inner="tanh",
-        sequence="last",
-        batch=5,
-        known_size=False,
-        replicas=2,
-        dtype="float32",
-    )
     with pytest.raises(AssertionError, match="fit: the output of .*own"):
-        check(model)
+        check(OF_NUMBERS)
