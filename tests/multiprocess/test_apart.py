@@ -9,12 +9,13 @@ import pytest
 pytestmark = pytest.mark.slow
 
 RUNS = """
-import json, os, sys
+import dataclasses, json, os, sys
 import toolkit
 from toolkit.cli.program import exit_code
 from toolkit.errors import CheckpointError, Diverged
 from toolkit.training import CheckpointStore, Run
 from toolkit.training import state
+from toolkit.training.arrays import Arrays
 
 toolkit.cli.console.show_log()
 me = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -61,7 +62,10 @@ restore = state.restore
 
 def corrupting(model, arrays):
     if me == 1:
-        arrays = {**arrays, "optimizer/0002": arrays["optimizer/0002"] + 1}
+        later = dict(arrays.later)  # All tasks read each of them together, once.
+        right = later["optimizer/0002"]
+        later["optimizer/0002"] = dataclasses.replace(right, read=lambda: right.read() + 1)
+        arrays = Arrays(later)
     restore(model, arrays)
 
 

@@ -218,6 +218,8 @@ class Profiler(keras.callbacks.Callback):
             profiled steps, and its account how much of a step its data are waited for.
     """
 
+    reads_weights = False
+
     def __init__(self, *, steps: int, keep: pathlib.Path | None, progress: Progress) -> None:
         super().__init__()
         self._steps = steps or _STEPS
