@@ -2,6 +2,7 @@
 
 import json
 
+import beside
 import keras
 import numpy as np
 import processes
@@ -229,15 +230,8 @@ def test_what_is_taken_over_is_there():
     assert "_distributed_dataset" in keras_trainer.TFEpochIterator.__init__.__wrapped__.__code__.co_names
 
 
-class AsksFirst(keras.Model):
+class AsksFirst(beside.OneDense):
     """Asks for its variables before its layer has made them."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, inputs):
-        return self.dense(inputs)
 
     def train_step(self, data):
         x, y = data

@@ -94,15 +94,8 @@ def test_the_first_share_has_all_of_components_without_examples_in_common(caplog
     assert caplog.text.count("it isn't divided") == 1
 
 
-class Semi(keras.Model):
+class Semi(beside.OneDense):
     """Has unlabelled and labelled examples in each batch, and a scale and a table for all of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x):
-        return self.dense(x)
 
     def train_step(self, data):
         many, (x, y), scale, table = data

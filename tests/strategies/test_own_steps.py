@@ -323,15 +323,8 @@ def test_what_layers_add_is_each_replicas_own_if_the_model_is_never_called(four_
     beside.assert_one_devices(four_devices[:2], Layerwise, X, Y, batch_size=BATCH, compiled=compiled)
 
 
-class Deciding(keras.Model):
+class Deciding(beside.OneDense):
     """Its rows decide whether it decays its weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = keras.layers.Dense(1)
-
-    def call(self, x):
-        return self.layer(x)
 
     def train_step(self, batch):
         x, y = batch

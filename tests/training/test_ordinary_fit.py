@@ -6,6 +6,7 @@ import pathlib
 import time
 import types
 
+import beside
 import keras
 import numpy as np
 import pytest
@@ -118,14 +119,10 @@ def test_a_finished_run_keeps_its_figures(tmp_path, capsys):
 
 
 def test_variables_of_tensorflow_are_kept(tmp_path):
-    class Counting(keras.Model):
+    class Counting(beside.OneDense):
         def __init__(self):
             super().__init__()
-            self.dense = keras.layers.Dense(1)
             self.steps = tf.Variable(0.0)
-
-        def call(self, x):
-            return self.dense(x)
 
         def train_step(self, data):
             self.steps.assign_add(1.0)
@@ -146,32 +143,15 @@ def test_variables_of_tensorflow_are_kept(tmp_path):
 
 
 def test_a_subclassed_model_fed_with_arrays_resumes(tmp_path):
-    class Plain(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x)
-
     for epochs in (1, 2):
-        made = Plain()
+        made = beside.OneDense()
         made.compile("adam", "mse")
         with Run(tmp_path / "run", resume="auto") as run:
             run.fit(made, X, Y, epochs=epochs, **QUIET)
     assert run.summary["epochs"] == 2
 
 
-class WithoutBuild(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, inputs):
-        return self.dense(inputs)
-
-
-@pytest.mark.parametrize("make", [lambda: keras.Sequential([keras.layers.Dense(1)]), WithoutBuild])
+@pytest.mark.parametrize("make", [lambda: keras.Sequential([keras.layers.Dense(1)]), beside.OneDense])
 @pytest.mark.filterwarnings("ignore:`build\\(\\)` was called")  # What comes of it has no variables yet.
 def test_a_model_compiled_before_it_is_built_trains(tmp_path, make):
     for resumes in (False, True):

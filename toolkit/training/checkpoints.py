@@ -336,9 +336,7 @@ class Writing:
         self.step = checkpoint.step
         self._error: BaseException | None = None
         arrays = Arrays.joined(checkpoint.arrays)
-        asked: queue.SimpleQueue[bool] = (
-            queue.SimpleQueue()
-        )  # Whether the thread asks for the next array; else it ends.
+        asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # Whether the thread wants the next array; else it ends.
         given: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
 
         def next_one() -> "np.ndarray":

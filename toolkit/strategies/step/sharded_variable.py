@@ -36,9 +36,8 @@ class ReadTogether(keras.Variable):
     strategy: tf.distribute.Strategy
     _value: Any
     _snapshot: tuple[list[np.ndarray], np.ndarray] | None = None
-    _announce: Callable[[], object] | None = (
-        None  # Before this process alone reads it: what makes the others take part.
-    )
+    # Called before this process alone reads it: it makes the others take part.
+    _announce: Callable[[], object] | None = None
 
     @property
     def shards(self) -> list[tf.Variable]:
