@@ -41,3 +41,14 @@ def test_a_folder_called_recipes_is_in_nobodys_way(tmp_path, way):
     )
     assert done.returncode == 0, done.stderr
     assert "seconds" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "needs"),
+    [("--gpus=two", "it needs a whole number"), ("--learning_rate=fast", "it needs a number")],
+)
+def test_what_is_no_number_is_refused_in_plain_words(tmp_path, flag, needs):
+    done = processes.python(tmp_path, "-m", "recipes.cifar_mirrored", flag)
+    assert done.returncode == 2
+    assert f"error: {flag}, but {needs}. --help lists the flags and their values." in done.stderr

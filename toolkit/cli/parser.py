@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from toolkit.errors import RequestError
-from toolkit.support.words import did_you_mean, nearest
+from toolkit.support.words import NEEDS, did_you_mean, nearest
 
 _WIDTH = 80
 
@@ -95,8 +95,7 @@ class Parser(argparse.ArgumentParser):
         if match := re.match(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", found):
             raise unknown(asked, match[1], re.findall(r"[\w-]+", match[2]), lists=self.prog)
         if match := re.match(r"invalid (int|float) value: (.*)", found):
-            needed = {"int": "a whole number", "float": "a number"}[match[1]]
-            raise RequestError(asked=f"{asked}={match[2]}", found=f"it needs {needed}", remedy=help_line)
+            raise RequestError(asked=f"{asked}={match[2]}", found=NEEDS[match[1]], remedy=help_line)
         if message.startswith("the following arguments are required"):
             raise RequestError(asked=f"`{self.prog}`", found=f"{found} is missing", remedy=help_line)
         raise RequestError(asked=asked if found else f"`{self.prog}`", found=found or message, remedy=help_line)

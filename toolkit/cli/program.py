@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 failed; 2 what was asked for can't be done; 130 and 143 in
 
 import errno
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -18,7 +19,7 @@ from toolkit.cli.console import show_log
 from toolkit.cli.flags import GROUPS
 from toolkit.errors import JobStopped, RequestError, StoppedBySignal, TaskFailed, ToolkitError
 from toolkit.support import redaction, status
-from toolkit.support.words import did_you_mean, nearest
+from toolkit.support.words import NEEDS, did_you_mean, nearest
 
 # The placeholder for a value of a recipe's own flag, by the flag's type.
 _PLACEHOLDERS = {"int": "N", "float": "X", "comma separated list of strings": "LIST"}
@@ -63,6 +64,8 @@ def _parse(arguments: list[str]) -> None:
         ) from None
     except (flags.Error, ValueError) as error:  # absl raises a ValueError for --noresume=1.
         asked, _, found = str(error).strip().rstrip(".").removeprefix("flag ").partition(": ")
+        if match := re.match(r"(?:invalid literal for|could not convert string to) (int|float)", found):
+            found = NEEDS[match[1]]
         raise RequestError(
             asked=asked, found=found or "it is not valid", remedy="--help lists the flags and their values"
         ) from None

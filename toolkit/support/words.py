@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+# What is said of a value that isn't one.
+NEEDS = {"int": "it needs a whole number", "float": "it needs a number"}
+
 
 def counted(number: int, noun: str) -> str:
     """Returns a number with a noun, such as "1 task" or "2,000 tasks"."""
