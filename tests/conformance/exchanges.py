@@ -216,6 +216,8 @@ def main():
     most = max((LISTS[name][1] for name in names if "workers" not in name), default=1)
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * most)
+    # Steps run, too; what TensorFlow would do to make them faster takes longer than tracing them.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     given.folder.mkdir(exist_ok=True)
     own = cluster.discover(os.environ)
     for name in names:

@@ -9,6 +9,7 @@ import processes
 import pytest
 import tensorflow as tf
 from keras import layers as L  # noqa: N812
+from tensorflow.python.ops import op_selector
 
 from toolkit import strategies
 from toolkit.errors import StrategyError
@@ -200,6 +201,21 @@ def test_a_layer_has_one_message_forward_and_one_backward(four_devices, monkeypa
     build = lambda: dense(L.Dense(7), L.BatchNormalization(name="norm"))  # noqa: E731
     trained(build, ROWS[:8], mirrored(four_devices), batch=8)
     assert len(sent) == 2 * 2, "two replicas"
+
+
+def test_the_walk_for_a_gradient_ends_at_the_other_replicas_tensors(four_devices, monkeypatch):
+    """TensorFlow looks for variables between an exchange's result and its input, in a graph that all replicas share."""
+    seen, walk = [], op_selector.get_backward_walk_ops
+
+    def noted(*args, **how):
+        found = walk(*args, **how)
+        seen.append({each.type for each in found})
+        return found
+
+    monkeypatch.setattr(op_selector, "get_backward_walk_ops", noted)
+    trained(lambda: dense(L.Dense(7), L.BatchNormalization()), ROWS[:8], mirrored(four_devices), batch=8)
+    assert len(seen) >= 2 * 2, "the moments' and their gradient's, of two replicas"
+    assert not [kinds for kinds in seen if "MatMul" in kinds]
 
 
 def test_each_replica_normalises_its_own_share_by_name(four_devices, caplog):

@@ -269,7 +269,9 @@ def _within_process(x: Any, among: Among, result: Callable[[list, int], tf.Tenso
     replica_id, groups = this_step.place, this_step.groups[among]
 
     def all_results(strategy: tf.distribute.Strategy, value: Any) -> list:
-        values = list(strategy.experimental_local_results(value))
+        # Gradients are each exchange's own. TensorFlow walks back from the result of each to its input, and would go on
+        # from the other replicas' tensors through all that they have computed.
+        values = [_without_gradient(each) for each in strategy.experimental_local_results(value)]
         results = []
         for index, device in enumerate(strategy.extended.worker_devices):
             members = groups[index]
@@ -287,6 +289,10 @@ def _within_process(x: Any, among: Among, result: Callable[[list, int], tf.Tenso
             found="the step does so in a tf.function, a branch or a loop, where TensorFlow doesn't allow it",
             remedy="Compute masked or weighted losses outside of it; Keras compiles the whole step anyway",
         ) from error
+
+
+def _without_gradient(value: Any) -> Any:
+    return tf.nest.map_structure(tf.stop_gradient, value, expand_composites=True)
 
 
 def _sent(values: list, dtype: tf.DType | None) -> list:
