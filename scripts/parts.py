@@ -46,12 +46,8 @@ SUITES = {
 }
 CI = ("test", "oldest versions", "next versions", "first faults")
 ALL = ("test", "long", "checked", "oldest versions", "all on the oldest", "next versions", "faults", "soak", "gpu")
-ALIKE = (
-    "checked",
-    "oldest versions",
-    "all on the oldest",
-    "next versions",
-)  # They run the same tests whatever has changed.
+# They run the same tests whatever has changed.
+ALIKE = ("checked", "oldest versions", "all on the oldest", "next versions")
 # tests/ mirrors toolkit/; beside the folder of its own name, each room is covered by these.
 ALSO_COVERED_BY = {
     "cluster": ("fuzz", "multiprocess"),
@@ -109,7 +105,8 @@ def run_suite(name: str, places: list[str]) -> Part:
     again = 1 if code not in (0, 5) else 0  # 5: no test is in this part.
     if code == 1 and 0 < len(failures) <= MOST_FLAKY:
         print(f"\n{name}: {len(failures)} failed. They run once more, alone.", flush=True)
-        again, _ = run_pytest(name, [*SUITES[name], *places, "--last-failed", "--last-failed-no-failures=none", "-n0"])
+        failed_ones = ["--last-failed", "--last-failed-no-failures=none", "-n0"]
+        again, _ = run_pytest(name, [*SUITES[name], *places, *failed_ones], "-again")
         if again == 0:
             part.flaky = failures
             part.passed += len(failures)
@@ -120,10 +117,10 @@ def run_suite(name: str, places: list[str]) -> Part:
     return part
 
 
-def run_pytest(name: str, command: list[str]) -> tuple[int, pathlib.Path]:
-    """Runs pytest; returns its exit code and the file of its results."""
+def run_pytest(name: str, command: list[str], run: str = "") -> tuple[int, pathlib.Path]:
+    """Runs pytest; returns its exit code and the file of its results, whose name ends with the run's."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    results = RESULTS / f"{name.replace(' ', '-')}.xml"
+    results = RESULTS / f"{name.replace(' ', '-')}{run}.xml"
     results.unlink(missing_ok=True)
     own = [f"--junitxml={results}", "-o", f"cache_dir={RESULTS / 'cache' / name.replace(' ', '-')}"]
     environment = {**os.environ, "PYTHON": sys.executable}
