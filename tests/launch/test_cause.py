@@ -113,10 +113,19 @@ def test_one_that_was_ended_after_its_script_failed_keeps_the_scripts_exit_code(
         each.asked_to_end = True
         each.take(ended(signalled))
     found = state.failed_first(first, [first, other])
-    assert "worker:0 failed first: it failed with exit code 7, kept running in its thread uploads, and was" in str(
-        found
-    )
+    words = "worker:0 failed first: it failed with exit code 7; its thread uploads ran on and had to be ended"
+    assert words in str(found)
     assert found.exit_code == 7
+
+
+def test_what_another_task_was_refused_for_at_that_moment_is_said(task):
+    """Whose call is the wrong one isn't known."""
+    first, other, third = task(0, ended(2)), task(1, ended(2)), task(2, ended(2))
+    for each, call in ((first, "fit"), (other, "evaluate"), (third, "evaluate")):
+        each.output.take(f"error: {each.task} waits for the others, in {call}\n")
+    words = str(state.failed_first(first, [first, other, third]))
+    assert words.endswith("in fit\nworker:1 ended with:\n  error: worker:1 waits for the others, in evaluate")
+    assert "ended with:" not in str(state.failed_first(other, [other, third])), "they say the same"
 
 
 def test_native_notes_are_no_last_lines(task):

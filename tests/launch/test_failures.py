@@ -106,10 +106,7 @@ time.sleep(1000)
     flags = ("--stall_timeout=0", "--grace=1")
     code, _, err, _ = launcher.run("--workers=2", *flags, body=body)
     assert code == 1
-    assert (
-        "worker:1 failed first: it failed with exit code 1, kept running in its thread uploads, and was then ended"
-        in err
-    )
+    assert "worker:1 failed first: it failed with exit code 1; its thread uploads ran on and had to be ended" in err
     assert "ValueError: the reason" in err
     assert launcher.nothing_left(within=1) is True
 

@@ -213,5 +213,5 @@ def _say_difference(step: Step) -> None:
 
     print(f"Not the same. {_where(step)} isn't one device's: {step.first}{of_first_rows(step)}.")
     names = ", ".join(each.partition(" differs by")[0] for each in step.differs[:_AFTER])
-    print(f"{len(step.differs)} of {step.tensors} variables and logs differ then, such as {names}.")
+    print(f"{len(step.differs)} of {step.tensors} tensors differ then, such as {names}.")
     print(f"A known difference: {step.known}." if step.known else f"{REMEDY}.")

@@ -1,13 +1,14 @@
 """Which layers of a model to replicate and which to shard over replicas, with predicted times, bytes and memory.
 
     toolkit plan alexnet --replicas=4 --device=V100
-    toolkit plan train:build_model --replicas=8 --hosts=2 --bandwidth=10Gbit --chart=plan.png
+    toolkit plan train:build_model --replicas=8 --device=A100 --hosts=2 --bandwidth=10Gbit --chart=plan.png
     toolkit plan model.keras --replicas=2 --measure
     toolkit plan keras.applications:MobileNetV2 --replicas=2 --device=A100
 
 MODEL is {models} (each for pictures of 32 x 32), a function that returns a model
 (module:function, or file.py:function), or a .keras file, which is opened in safe mode. Functions that take `weights`
-are called with weights=None, so that nothing is downloaded. Nothing is trained.
+are called with weights=None, so that nothing is downloaded. Nothing is trained, but for what a module does outside of
+its functions, since it is imported. The devices' speed comes from --device or --measure.
 
 Exit codes: 0; 2 if no plan fits into --memory.
 """

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-# What is said of a value that isn't one.
+# Found in place of a number.
 NEEDS = {"int": "it needs a whole number", "float": "it needs a number"}
 
 

@@ -27,6 +27,7 @@ _UNKNOWN = 1800.0  # Seconds that anything may take of which none has been seen.
 _RARELY = 5  # How many times the shortest limit a callback may take: now and then one saves or uploads something.
 JITTER = 1.0  # Seconds by which two reports of the same moment differ at most.
 _QUIET = 30.0  # After this many seconds without a step, the table shows it.
+_REFUSED = 2  # The exit code of what can't be done as it was asked.
 _TAIL = 20  # How many lines of a task's output a message has.
 
 
@@ -194,8 +195,8 @@ class TaskState:
         if self.code is None:
             return "still runs"
         if self.ended_late:
-            where = f" in its thread {self.threads}" if self.threads else ""
-            return f"failed with exit code {self.code}, kept running{where}, and was then ended"
+            where = f"its thread {self.threads} ran on" if self.threads else "its process ran on"
+            return f"failed with exit code {self.code}; {where} and had to be ended"
         if self.code < 0:
             return f"was ended by {signals.name(-self.code)}"
         return f"ended with exit code {self.code}"
@@ -369,7 +370,7 @@ def failed_first(first: TaskState, tasks: Iterable[TaskState]) -> TaskFailed:
     where = f"On {first.host}: " if first.host else ""
     return TaskFailed(
         f"{where}{first.task} failed first: it {first.words()} after {seconds:.0f} s."
-        f"{also}\nIts last lines, from {first.output.log}:\n{_tail(first)}",
+        f"{also}\nIts last lines, from {first.output.log}:\n{_tail(first)}{_same_moment(first, others)}",
         code=exit_code(first.code),
         advice=_resume(tasks),
     )
@@ -401,6 +402,22 @@ def _tail(task: TaskState) -> str:
     if len(lines) > 2 * _TAIL:  # The user's own frames come first and the exception last.
         lines = [*lines[: _TAIL // 2], "...", *lines[-_TAIL:]]
     return "\n".join(f"  {line}" for line in lines) or "  (it wrote nothing)"
+
+
+def _same_moment(first: TaskState, others: Sequence[TaskState]) -> str:
+    """Returns what another task says that was refused as the first was: which of both has to be mended isn't known."""
+    own = _error_of(first)
+    for each in others if first.code == _REFUSED else ():
+        theirs = _error_of(each)
+        if theirs and theirs.replace(str(each.task), "") != own.replace(str(first.task), ""):
+            return f"\n{each.task} ended with:\n  {theirs}"
+    return ""
+
+
+def _error_of(task: TaskState) -> str:
+    """Returns the last line with which a task said why it can't do what was asked; "" if it has said none."""
+    said = [line for line in last_lines(task) if line.startswith("error: ")] if task.code == _REFUSED else []
+    return said[-1] if said else ""
 
 
 def exit_code(code: int | None) -> int:

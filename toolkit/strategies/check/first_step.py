@@ -201,7 +201,7 @@ def conclude(step: Step) -> None:
     else:
         raise StrategyError(
             asked=f'create(check="first_step") compares the first step of {step.call} with the same on one device',
-            found=f"{step.first}{of_first_rows(step)}. {len(step.differs)} of {step.tensors} variables and logs differ",
+            found=f"{step.first}{of_first_rows(step)}. {len(step.differs)} of {step.tensors} tensors differ",
             remedy=REMEDY + ". Without check the script trains with these numbers",
         )
 
