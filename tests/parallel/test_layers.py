@@ -125,19 +125,21 @@ def test_optimizers_do_what_they_do_on_one_device(four_devices, optimizer, machi
 @pytest.mark.parametrize(
     "extra",
     [
-        {"kernel_regularizer": {"class_name": "L1L2", "config": {"l1": 0.01, "l2": 0.01}}},
+        pytest.param(
+            {"kernel_regularizer": {"class_name": "L1L2", "config": {"l1": 0.01, "l2": 0.01}}}, marks=pytest.mark.long
+        ),
         pytest.param(
             {"kernel_regularizer": {"class_name": "OrthogonalRegularizer", "config": {"factor": 0.01}}},
             marks=pytest.mark.long,
         ),
-        pytest.param({"kernel_constraint": "max_norm"}, marks=pytest.mark.long),
+        {"kernel_constraint": "max_norm"},
         pytest.param({"kernel_constraint": "non_neg"}, marks=pytest.mark.long),
     ],
     ids=["sum", "whole", "norm", "elementwise"],
 )
 @pytest.mark.parametrize(
     ("replicas", "shards", "kind"),
-    batteries.rows([(3, None, "by outputs"), (3, None, "a pair"), (4, 2, "a pair")], []),
+    batteries.rows([(3, None, "by outputs"), (3, None, "a pair"), (4, 2, "a pair")], [(4, 2, "a pair")]),
 )
 def test_regularizers_and_constraints_are_of_the_whole(four_devices, replicas, shards, kind, extra):
     mirrored = strategies.create("mirrored", devices=four_devices[:replicas], shards=shards)

@@ -121,6 +121,7 @@ def all_to_all(x: tf.Tensor, *, among: Among, dtype: tf.DType | None = None) -> 
 
 
 def _exchanged(x: tf.Tensor, among: Among, dtype: tf.DType | None, forward: Callable, backward: Callable) -> tf.Tensor:
+    x = tf.convert_to_tensor(x)  # A layer's constraint has the variable, which replicas would merge into one.
     if not private.could_possibly_record():  # TensorFlow walks through a step's graph for each custom gradient.
         return forward(x, among, dtype)
 
