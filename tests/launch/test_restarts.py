@@ -31,7 +31,7 @@ def test_a_job_without_progress_ends_and_says_why(launcher):
     body = PROGRESS.replace("done + 1, 34", "4, 34")  # It never goes on from where it was.
     code, out, _, _ = launcher.run("--workers=1", "--max_restarts=2", body=body)
     assert code == 5
-    why = "2 restarts in a row brought no progress beyond step 6 (--max_restarts=2)."
+    why = "2 restarts in a row brought no progress beyond the last reported step, 6 (--max_restarts=2)."
     assert f"launch: the job doesn't start again: {why}" in out
     events = [json.loads(line) for line in (launcher.record() / "events.jsonl").read_text().splitlines()]
     assert [event["in_vain"] for event in events if event["event"] == "restart"] == [1, 2]

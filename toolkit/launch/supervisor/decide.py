@@ -103,7 +103,7 @@ class Budget:
         if self.in_vain < self.most:
             return f"--max_total_restarts={self.in_all} allows no more."
         step = self._reached.get("step")
-        beyond = f" beyond step {step:,.0f}" if step else ""
+        beyond = f" beyond the last reported step, {step:,.0f}" if step else ""
         return f"{counted(self.in_vain, 'restart')} in a row brought no progress{beyond} (--max_restarts={self.most})."
 
     def advance(self, reached: Mapping[str, float]) -> None:
