@@ -32,6 +32,7 @@ def test_two_workers_have_one_devices_numbers(tmp_path, cases):
     assert {key.rpartition("/")[0] for key in alone} == set(cases)
     for each in (chief, worker):  # No gradient needs the first layer's weights.
         assert each["gathers"].tolist() == [3, 2], "weights are gathered for the forward pass, and again for gradients"
+        assert each["chiefs"] == 701 * 1001, "a weight begins with what the chief has drawn"
         kept, *same = each["saved"].tolist()
         assert kept == 0, "a worker keeps no whole weights where Keras's callbacks and runs save"
         assert same == [1] * 23, "a run is resumed, and its files are loaded, bit for bit"

@@ -1,5 +1,6 @@
 """Fully sharded weights: the numbers of one device, with a part of each weight on each replica."""
 
+import contextlib
 import importlib.util
 import pathlib
 import shutil
@@ -168,6 +169,44 @@ def test_what_a_weight_reads_as_is_the_whole_everywhere(four_devices):
     np.testing.assert_allclose(model(x), plain(x) + 2.0, rtol=1e-5)
     strategy.run(lambda: kernel.assign(kernel * 2.0))
     np.testing.assert_allclose(kernel.numpy(), 2 * (plain.get_weights()[0] + 1), rtol=1e-6)
+
+
+def test_no_variable_holds_a_whole_weight_while_a_layer_is_made(four_devices):
+    shapes = []
+
+    def noting(next_creator, **kwargs):
+        variable = next_creator(**kwargs)
+        shapes.append(tuple(variable.shape))
+        return variable
+
+    with tf.variable_creator_scope(noting), create(four_devices).scope():
+        keras.layers.Dense(51).build((None, 50))
+    assert (638,) in shapes
+    assert (50, 51) not in shapes
+
+
+def test_an_initial_value_is_one_devices_by_keras_initializers_and_by_ones_own(four_devices):
+    draws = keras.random.SeedGenerator(3)
+    initializers = {
+        **{name: name for name in ("random_uniform", "truncated_normal", "he_normal", "lecun_uniform", "orthogonal")},
+        "seeded": keras.initializers.RandomNormal(seed=7),
+        "with a state": keras.initializers.RandomNormal(seed=draws),
+        "a function": lambda shape, dtype: tf.random.uniform(shape, dtype=dtype),
+        "zeros": "zeros",
+    }
+
+    def values(scope):
+        keras.utils.set_random_seed(1)
+        draws.state.assign([3, 0])
+        with scope:
+            layers = [keras.layers.Dense(51, kernel_initializer=each) for each in initializers.values()]
+            for layer in layers:
+                layer.build((None, 50))
+        return [layer.kernel.numpy() for layer in layers]
+
+    wanted, found = values(contextlib.nullcontext()), values(create(four_devices).scope())
+    for name, one, other in zip(initializers, wanted, found, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ def trained_by(optimizer: Any) -> list[Any]:
     return list(optimizer._trainable_variables) if optimizer.built else []
 
 
-def is_table(variable: Any) -> bool:
-    """Returns whether a variable is a table, of whose gradient a step has only the rows that it looks up."""
-    return variable.name == "embeddings"
+def is_table(name: str | None) -> bool:
+    """Returns whether a variable of that name is a table, of whose gradient a step has only the rows it looks up."""
+    return name == "embeddings"
 
 
 def variables_of(model: keras.Model) -> list[Any]:

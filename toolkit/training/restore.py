@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_CHUNK = 8 << 20  # Bytes sent at once. An exchange needs some times as much.
 _NAMED = 3  # The most differences that a message names.
 _STEP = "the step"
 
@@ -104,12 +103,13 @@ class RunProcesses:
         sent = np.empty(self.chiefs(len(content)), np.uint8)
         if content:
             sent[:] = np.frombuffer(content, np.uint8)
-        facts = json.loads(self._broadcast_in_chunks(sent).tobytes())
+        self._agreement.set_to_chiefs(self._strategy, sent)
+        facts = json.loads(sent.tobytes())
 
         def later(name: str, shape: Sequence[int], dtype: str) -> Later:
             def read() -> np.ndarray:
                 array = own[name].read() if name in own else np.empty(shape, dtype_named(dtype))
-                self._broadcast_in_chunks(array.reshape(-1).view(np.uint8))
+                self._agreement.set_to_chiefs(self._strategy, array)
                 return array
 
             return Later(shape=tuple(shape), dtype=dtype_named(dtype), read=read, together=True)
@@ -162,13 +162,6 @@ class RunProcesses:
 
     def _broadcast(self, value: np.ndarray) -> np.ndarray:
         return self._agreement.broadcast(self._strategy, value)
-
-    def _broadcast_in_chunks(self, content: np.ndarray) -> np.ndarray:
-        """Sets bytes to the chief's, and returns them."""
-        for start in range(0, len(content), _CHUNK):
-            chunk = content[start : start + _CHUNK]
-            chunk[:] = self._broadcast(chunk)
-        return content
 
 
 def _words(facts: Mapping[str, Any], keys: list[str]) -> str:

@@ -30,7 +30,7 @@ def adapt_replicas() -> None:
     replaced.APPLY.answer(replicas=optimizer.apply)
     replaced.BUILD.answer(replicas=optimizer.build)
     replaced.GRADIENT.answer(replicas=tape.gradient)
-    replaced.TRACK.answer(replicas=sharded_weights.track)
+    replaced.ADD_WEIGHT.answer(replicas=sharded_weights.add_weight)
     replaced.FUNCTION.answer(step=train_step.call_function)
     replaced.REDUCE.answer(replicas=share.reduced_values)
     adapt_draws()

@@ -38,7 +38,9 @@ _ELSEWHERE = (
 _ANOTHER = "another worker makes another call meanwhile"
 _LATE, _OTHER = "timed out waiting for other workers", re.compile(r"Collective instance \d+ expected type")
 _LENGTHS = (256, 4096, 65536)
-_BARRIER = 1_000_003  # Far from TensorFlow's keys, which count from 1.
+_CHUNK = 1 << 20  # Bytes broadcast at once. The exchange of as many needs some times their memory.
+_PATIENCE = 600.0  # Seconds for which a broadcast waits: the chief may read it from a slow disk.
+_BARRIER, _BROADCAST = 1_000_003, 1_000_019  # Far from TensorFlow's keys, which count from 1.
 
 
 def processes(strategy: tf.distribute.Strategy) -> int:
@@ -65,13 +67,41 @@ def broadcast(strategy: tf.distribute.Strategy, value: np.ndarray) -> np.ndarray
         strategy: The strategy whose processes take part.
         value: An array of the same shape and dtype on every process; only the chief's elements matter.
     """
-    value = np.asarray(value)
+    value = np.array(value, order="C")
+    set_to_chiefs(strategy, value)
+    return value
+
+
+def set_to_chiefs(strategy: tf.distribute.Strategy, array: np.ndarray) -> None:
+    """Sets an array to the chief's, bit for bit. Beside the array it needs a few MiB.
+
+    Args:
+        strategy: The strategy whose processes take part.
+        array: Contiguous, and of the same shape and dtype on every process; only the chief's elements matter.
+    """
     if processes(strategy) == 1:
-        return value
-    # As integers, because -0.0 + 0.0 is 0.0; with 64 bits, because TensorFlow keeps shorter ones off GPUs.
-    raw = np.frombuffer(value.tobytes() + bytes(-value.nbytes % 8), np.int64)
-    total = _sum(strategy, raw if is_chief(strategy) else np.zeros_like(raw))
-    return np.frombuffer(total.numpy().tobytes()[: value.nbytes], value.dtype).reshape(value.shape)
+        return
+    content = array.reshape(-1).view(np.uint8)
+    with tf.device("CPU:0"), meeting(strategy):
+        for start in range(0, len(content), _CHUNK):
+            _broadcast_chunk(strategy, content[start : start + _CHUNK])
+
+
+def _broadcast_chunk(strategy: tf.distribute.Strategy, content: np.ndarray) -> None:
+    count = -(-len(content) // 8)  # Integers of 64 bits: TensorFlow broadcasts only a few dtypes.
+    how = {
+        "group_size": processes(strategy),
+        "group_key": _BROADCAST,
+        "instance_key": count,  # TensorFlow keeps the shape of each key for ever.
+        "timeout_seconds": _PATIENCE,
+    }
+    if is_chief(strategy):
+        sent = np.zeros(count, np.int64)
+        sent.view(np.uint8)[: len(content)] = content
+        tf.raw_ops.CollectiveBcastSendV2(input=sent, **how)
+    else:
+        received = tf.raw_ops.CollectiveBcastRecvV2(T=tf.int64, shape=[count], **how)
+        content[:] = np.asarray(received).view(np.uint8)[: len(content)]
 
 
 def mean(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:

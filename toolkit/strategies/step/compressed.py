@@ -233,7 +233,7 @@ def check_smaller(model: keras.Model) -> None:
 
 def _is_compressed(compression: Compression, variable: Any) -> bool:
     plain = not layout_of(variable).in_shards and not getattr(variable, "overwrite_with_gradient", False)
-    plain = plain and not is_table(variable)  # Of a table's gradient, only the looked up rows are sent.
+    plain = plain and not is_table(variable.name)  # Of a table's gradient, only the looked up rows are sent.
     return plain and compression.takes(tuple(variable.shape))
 
 

@@ -47,7 +47,7 @@ def shards_slots(optimizer: Any, variable: Any, name: str | None) -> bool:
     )
     # Averages may become everyone's weights at the next step. The slots of a table in parts would take whole gradients
     # in the place of rows, and an exchange of the whole table: more memory and time than they save.
-    return isinstance(variable, keras.Variable) and name != "average" and not is_table(variable)
+    return isinstance(variable, keras.Variable) and name != "average" and not is_table(variable.name)
 
 
 def make_part_of_slot(

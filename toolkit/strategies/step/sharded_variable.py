@@ -229,16 +229,22 @@ class ReplicaShardedVariable(ReadTogether):
     def _initialize_with_initializer(self, initializer: Callable) -> None:
         """Keras's hook for this; it is also called later, if a variable was created in a stateless scope."""
         whole = keras.ops.convert_to_numpy(initializer(self._shape, dtype=self._dtype))
-        self._value = tf.Variable(
-            tf.zeros(self.shard_shape, self._dtype), dtype=self._dtype, trainable=self.trainable, name=self.name
-        )
+        self._make_shards()
         self._set(whole)
+
+    def _make_shards(self) -> None:
+        zeros = tf.zeros(self.shard_shape, self._dtype)
+        self._value = tf.Variable(zeros, dtype=self._dtype, trainable=self.trainable, name=self.name)
+
+    def _own_shards(self) -> Iterator[tuple[int, tf.Variable]]:
+        """Yields this process's shards, each with its replica's id."""
+        shards = self.shards
+        first = process_index(self.strategy) * len(shards) if processes(self.strategy) > 1 else 0
+        yield from enumerate(shards, first)
 
     def _set(self, whole: np.ndarray) -> None:
         self._snapshot = None
-        shards = self.shards
-        first = process_index(self.strategy) * len(shards) if processes(self.strategy) > 1 else 0
-        for replica_id, shard in enumerate(shards, first):
+        for replica_id, shard in self._own_shards():
             shard.assign(self._cut(whole, replica_id))
 
     def _cut(self, whole: np.ndarray, replica_id: int) -> np.ndarray:

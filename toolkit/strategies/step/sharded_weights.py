@@ -7,12 +7,13 @@ the batch, each gets its shard's sum. Optimizers are given shards, and keep slot
 
     shard  ->  all-gather: the whole  ->  the layer  ->  its gradient g_r  ->  * w_r  ->  reduce-scatter
 
-A weight is cut in `Layer._track_variable`, by which a layer takes a weight that it has made; so it is whole for no
-longer than that, and its initial value is one device's. Outside of steps a weight reads as the whole, too.
+A weight is made in shards, in `Layer.add_weight`: each process draws the whole, which no variable ever holds, and the
+chief sends its own shard by shard. So the initial value is one device's. Outside of steps a weight reads as the whole.
 """
 
 import contextlib
 import ctypes
+import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from toolkit.strategies import mesh
 from toolkit.strategies.context import this_step
 from toolkit.strategies.mesh import Layout, is_of_whole, layout_of
 from toolkit.strategies.options import options_of
+from toolkit.strategies.processes.agreement import set_to_chiefs
 from toolkit.strategies.step import collectives
 from toolkit.strategies.step.gradients import sent_as
 from toolkit.strategies.step.sharded_variable import ReplicaShardedVariable
@@ -72,19 +74,21 @@ class ShardedWeight(ReplicaShardedVariable):
         return super().assign(value)
 
     def _initialize_with_initializer(self, initializer: Callable) -> None:
-        keras.Variable._initialize_with_initializer(self, initializer)  # One device's value, on every worker.
-        self.cut()
-
-    def cut(self) -> None:
-        """Keeps this replica's shard of the value in its place."""
-        self._put_shard()
+        # Each process draws the whole, as one device does, so that all go on alike. The chief's value counts.
+        whole = np.asarray(_drawn(initializer, tuple(self._shape), self._dtype))  # It sees the tensor's own memory.
+        self._make_shards()
+        for number in range(self.count):
+            self._set_to_chiefs(number, self._cut(whole, number))
+        del whole
         if _bytes(self) >= _LARGE:
             _give_back()
 
-    def _put_shard(self) -> None:
-        first = np.asarray(self.shards[0].read_value())  # It sees the tensor's own memory.
-        self._value = None
-        super()._initialize_with_initializer(lambda *_, **__: first)
+    def _set_to_chiefs(self, number: int, value: np.ndarray) -> None:
+        """Sets this process's shards of that number to the chief's value."""
+        set_to_chiefs(self.strategy, value)
+        for replica_id, shard in self._own_shards():
+            if replica_id % self.count == number:
+                shard.assign(value)
 
     def _in_step(self) -> tf.Tensor:
         """Returns the whole, with a gradient of which each replica gets its shard's sum."""
@@ -108,6 +112,18 @@ def _in_graph_of_step() -> Iterator[None]:
         return
     with graph.as_default():
         yield
+
+
+def _drawn(initializer: Callable, shape: tuple[int, ...], dtype: str) -> Any:
+    """Returns what an initializer makes, in less memory where that is the same bit for bit.
+
+    A draw takes three times the weight's memory, because each of its operations keeps its input. In a graph, an
+    operation may write over it. An initializer that isn't Keras's could draw other numbers there.
+    """
+    draw = functools.partial(initializer, shape, dtype=dtype)
+    if type(initializer).__module__.startswith("keras.") and isinstance(getattr(initializer, "seed", None), int):
+        draw = tf.function(draw, autograph=False).get_concrete_function()
+    return draw()
 
 
 def _give_back() -> None:
@@ -249,18 +265,19 @@ def call_layer(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any
 # Which weights are cut.
 
 
-def track(original: Callable, layer: Any, variable: Any) -> None:
-    """Takes a weight that a layer has made, cut if it is one that replicas are to keep in shards."""
-    is_cut = _is_cut(variable, layer)  # Before a frozen layer says of all its weights that they aren't trained.
-    original(layer, variable)
+def add_weight(original: Callable, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Makes a layer's weight, in shards if it is one that replicas are to keep so."""
+    given = {**dict(zip(("shape", "initializer", "dtype", "trainable"), args, strict=False)), **kwargs}
     strategy = tf.distribute.get_strategy()
-    if is_cut and shards_weights(strategy) and tf.distribute.in_cross_replica_context():
-        replaced.LAYER.answer(weights=call_layer)
-        # `add_weight` makes each variable itself, of one class, and by then the layer and its tracker hold the object.
+    if not (shards_weights(strategy) and tf.distribute.in_cross_replica_context() and _is_cut(layer, **given)):
+        return original(layer, *args, **kwargs)
+    replaced.LAYER.answer(weights=call_layer)
+    with keras.StatelessScope():  # Keras makes the value when this is left, by the class that the variable then has.
+        variable = original(layer, *args, **kwargs)
+        # `add_weight` makes each variable of one class, and by now the layer and its tracker hold the object.
         variable.__class__ = ShardedWeight
         variable._lay_out(tuple(variable.shape), _LAYOUT)
-        if variable._value is not None:  # Else Keras has it made later.
-            variable.cut()
+    return variable
 
 
 def shards_weights(strategy: Any) -> bool:
@@ -268,22 +285,31 @@ def shards_weights(strategy: Any) -> bool:
     return options_of(strategy).weights == "sharded" and mesh.mesh_of(strategy).shards > 1
 
 
-def _is_cut(variable: Any, layer: Any) -> bool:
-    """Whether replicas are to keep shards of a layer's weight.
+def _is_cut(
+    layer: Any,
+    *,
+    shape: Any = (),
+    dtype: Any = None,
+    trainable: bool = True,
+    aggregation: str | None = "none",
+    overwrite_with_gradient: bool = False,
+    name: str | None = None,
+    **_: Any,
+) -> bool:
+    """Whether replicas are to keep shards of a weight, by what `add_weight` is given.
 
     What a layer makes as not trainable are statistics, which steps set, or 8 bits for each weight, or for two.
     """
-    dtype = tf.as_dtype(variable._dtype)
-    quantized = not variable.trainable and dtype in (tf.int8, tf.uint8)
+    kind = tf.as_dtype(dtype or layer.variable_dtype)
+    quantized = not trainable and kind in (tf.int8, tf.uint8)
     frozen = quantized or not layer.trainable
     return (
-        type(variable) is keras.Variable
-        and (quantized or (variable.trainable and dtype.is_floating))
-        and int(np.prod(variable.shape)) >= SMALLEST
-        and variable.aggregation == "none"
-        and not variable.overwrite_with_gradient
+        (quantized or (trainable and kind.is_floating))
+        and (tf.TensorShape(shape).num_elements() or 0) >= SMALLEST
+        and aggregation in (None, "none")
+        and not overwrite_with_gradient
         # The whole gradient of a table, and all its rows gathered, would take more memory than its rows.
-        and (frozen or not is_table(variable))
+        and (frozen or not is_table(name))
     )
 
 

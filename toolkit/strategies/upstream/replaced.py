@@ -31,7 +31,7 @@ LAYER = Replaced(
     xla="xla",  # Compiles the layer, where the step's layers are pieces.
     weights="gathers",  # Weights that it reads are gathered when its input is there.
 )
-TRACK = Replaced("Layer._track_variable", replicas="")  # Cuts weights that replicas keep in shards.
+ADD_WEIGHT = Replaced("Layer.add_weight", replicas="")  # Makes weights that replicas keep in shards.
 FUNCTION = Replaced(
     "Function.__call__",
     step="inlines",  # A tf.function becomes a part of the step.
