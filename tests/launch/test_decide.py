@@ -80,7 +80,10 @@ def test_progress_gives_all_restarts_back_but_those_in_all():
     assert budget.words == "restart 5, 2 of 2 since the last progress"
     budget.advance({"step": 11})
     assert decide(What.FAILED, budget) is Next.FAIL
-    assert budget.why_none == "2 restarts in a row brought no progress beyond the last reported step, 12 (--max_restarts=2)."
+    assert (
+        budget.why_none
+        == "2 restarts in a row brought no progress beyond the last reported step, 12 (--max_restarts=2)."
+    )
     budget.advance({"step": 11, "epoch": 1})  # A script that resumes may count its steps from 0.
     assert decide(What.FAILED, budget) is Next.FAIL
     assert budget.why_none == "--max_total_restarts=5 allows no more."

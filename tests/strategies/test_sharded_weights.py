@@ -23,7 +23,7 @@ specification.loader.exec_module(program)
 
 
 def create(devices, **more):
-    return strategies.create("mirrored", devices=devices, weights="sharded", **more)
+    return strategies.create("mirrored", devices=devices, **{"weights": "sharded", **more})
 
 
 _ALONE = {}
@@ -183,6 +183,27 @@ def test_no_variable_holds_a_whole_weight_while_a_layer_is_made(four_devices):
         keras.layers.Dense(51).build((None, 50))
     assert (638,) in shapes
     assert (50, 51) not in shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{"weights": "sharded"}, {"weights": "replicated"}])
+def test_a_layer_that_was_made_frozen_trains_when_it_no_longer_is(four_devices, how):
+    x = np.random.default_rng(0).normal(size=(24, 50))
+
+    def trained(scope):
+        keras.utils.set_random_seed(1)
+        with scope:
+            layers = [keras.layers.Dense(51, trainable=False), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((50,)), *layers])
+            before = layers[0].kernel.numpy()
+            layers[0].trainable = True
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(x, x[:, :1], batch_size=8, shuffle=False, verbose=0)
+        return before, layers[0].kernel.numpy()
+
+    (_, wanted), (before, found) = trained(contextlib.nullcontext()), trained(create(four_devices, **how).scope())
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert np.abs(found - before).max() > 1e-3
 
 
 def test_an_initial_value_is_one_devices_by_keras_initializers_and_by_ones_own(four_devices):

@@ -229,12 +229,12 @@ class ReplicaShardedVariable(ReadTogether):
     def _initialize_with_initializer(self, initializer: Callable) -> None:
         """Keras's hook for this; it is also called later, if a variable was created in a stateless scope."""
         whole = keras.ops.convert_to_numpy(initializer(self._shape, dtype=self._dtype))
-        self._make_shards()
+        self._make_shards(trainable=self.trainable)
         self._set(whole)
 
-    def _make_shards(self) -> None:
+    def _make_shards(self, *, trainable: bool) -> None:
         zeros = tf.zeros(self.shard_shape, self._dtype)
-        self._value = tf.Variable(zeros, dtype=self._dtype, trainable=self.trainable, name=self.name)
+        self._value = tf.Variable(zeros, dtype=self._dtype, trainable=trainable, name=self.name)
 
     def _own_shards(self) -> Iterator[tuple[int, tf.Variable]]:
         """Yields this process's shards, each with its replica's id."""

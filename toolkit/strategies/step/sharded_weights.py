@@ -76,7 +76,8 @@ class ShardedWeight(ReplicaShardedVariable):
     def _initialize_with_initializer(self, initializer: Callable) -> None:
         # Each process draws the whole, as one device does, so that all go on alike. The chief's value counts.
         whole = np.asarray(_drawn(initializer, tuple(self._shape), self._dtype))  # It sees the tensor's own memory.
-        self._make_shards()
+        # A layer that is frozen by now may be trained later: a tape knows TensorFlow's variable, and it stays this one.
+        self._make_shards(trainable=tf.as_dtype(self._dtype).is_floating)
         for number in range(self.count):
             self._set_to_chiefs(number, self._cut(whole, number))
         del whole
