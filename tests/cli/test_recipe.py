@@ -7,7 +7,9 @@ import sys
 
 import processes
 import pytest
+from absl import flags
 
+from toolkit.cli.flags import defined
 from toolkit.cli.main import main
 
 NAMES = sorted(file.stem for file in (processes.ROOT / "recipes").glob("[a-z]*.py"))
@@ -52,3 +54,12 @@ def test_what_is_no_number_is_refused_in_plain_words(tmp_path, flag, needs):
     done = processes.python(tmp_path, "-m", "recipes.cifar_mirrored", flag)
     assert done.returncode == 2
     assert f"error: {flag}, but {needs}. --help lists the flags and their values." in done.stderr
+
+
+@pytest.mark.slow
+def test_a_librarys_flags_are_no_recipes():
+    """A resumed run is compared with the values of its own, and TensorFlow's depend on when it is imported."""
+    from tensorflow.python.ops.parallel_for import pfor  # noqa: F401 - It defines one.
+
+    assert "op_conversion_fallback_to_while_loop" in flags.FLAGS
+    assert not {"op_conversion_fallback_to_while_loop", "verbosity"} & {flag.name for flag in defined()}

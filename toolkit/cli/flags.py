@@ -33,6 +33,25 @@ _GROUPS = {
 GROUPS = {title: dict(word.partition("=")[::2] for word in words.split()) for title, words in _GROUPS.items()}
 
 
+# Whose flags are no recipe's. TensorFlow defines some where it is imported, and their values depend on when that is.
+_LIBRARIES = ("absl.", "tensorflow.", "tensorflow_datasets.", "keras.")
+
+
+def defined(*, without: tuple[str, ...] = ()) -> list[flags.Flag]:
+    """Returns the flags of recipes and of this toolkit, by name.
+
+    Args:
+        without: How the names of other modules begin whose flags are left out.
+    """
+    found = [
+        flag
+        for module, own in flags.FLAGS.flags_by_module_dict().items()
+        if not module.startswith((*_LIBRARIES, *without))
+        for flag in own
+    ]
+    return sorted(found, key=lambda flag: flag.name)
+
+
 def define_shared(*, epochs: int, global_batch_size: int, learning_rate: float) -> None:
     """Defines the shared flags, with a recipe's own defaults for three of them."""
     define_devices()

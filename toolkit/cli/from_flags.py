@@ -9,7 +9,7 @@ from absl import flags
 
 from toolkit import cluster, devices, strategies
 from toolkit.cli.console import show_devices
-from toolkit.cli.flags import GROUPS, exchanges
+from toolkit.cli.flags import GROUPS, defined, exchanges
 from toolkit.cli.flags import devices as device_arguments
 from toolkit.data import Batches, load
 from toolkit.errors import RequestError
@@ -134,11 +134,5 @@ def learning_rate(batches: Batches, **options: Any) -> Any:
 
 
 def _config() -> dict[str, Any]:
-    ours = ("absl.", "toolkit.")
-    own = [
-        flag.name
-        for module, defined in flags.FLAGS.flags_by_module_dict().items()
-        if not module.startswith(ours)
-        for flag in defined
-    ]
+    own = [flag.name for flag in defined(without=("toolkit.",))]
     return {name: flags.FLAGS[name].value for name in (*own, "seed", "learning_rate")}

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from toolkit.cli.console import show_log
-from toolkit.cli.flags import GROUPS
+from toolkit.cli.flags import GROUPS, defined
 from toolkit.errors import JobStopped, RequestError, StoppedBySignal, TaskFailed, ToolkitError
 from toolkit.support import redaction, status
 from toolkit.support.words import NEEDS, did_you_mean, nearest
@@ -78,7 +78,7 @@ def _parse(arguments: list[str]) -> None:
 
 
 def _unknown(name: str) -> RequestError:
-    near = nearest(name, [n for flag in _own() for n in (flag.name, *([f"no{flag.name}"] if flag.boolean else []))])
+    near = nearest(name, [n for flag in defined() for n in (flag.name, *([f"no{flag.name}"] if flag.boolean else []))])
     return RequestError(
         asked=f"--{name}",
         found="there is no such flag",
@@ -86,18 +86,9 @@ def _unknown(name: str) -> RequestError:
     )
 
 
-def _own() -> list:
-    """Returns the flags that recipes define, without absl's own."""
-    found = []
-    for module, own in flags.FLAGS.flags_by_module_dict().items():
-        if not module.startswith("absl."):
-            found += own
-    return sorted(found, key=lambda flag: flag.name)
-
-
 def _help(module: object) -> str:
     """Returns the text of `--help`: the module's docstring, and its flags in groups."""
-    flags_left = {flag.name: flag for flag in _own()}
+    flags_left = {flag.name: flag for flag in defined()}
     groups = {}
     for title, names in GROUPS.items():
         groups[title] = [_describe(flags_left.pop(name), names[name]) for name in names if name in flags_left]
