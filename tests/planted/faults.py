@@ -366,6 +366,13 @@ FAULTS = (
         ("tests/multiprocess/test_sharded_weights_of_workers.py -k dense",),
     ),
     Fault(
+        "a layer that was made frozen never trains",
+        _STEP + "sharded_weights.py",
+        "trainable=tf.as_dtype(self._dtype).is_floating",
+        "trainable=self.trainable",
+        ("tests/strategies/test_sharded_weights.py -k made_frozen",),
+    ),
+    Fault(
         "a shard of the second group is another's",
         _STEP + "sharded_variable.py",
         "begin = replica_id % self.count * size",
