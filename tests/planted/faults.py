@@ -368,8 +368,8 @@ FAULTS = (
     Fault(
         "a layer that was made frozen never trains",
         _STEP + "sharded_weights.py",
-        "trainable=tf.as_dtype(self._dtype).is_floating",
-        "trainable=self.trainable",
+        "self._make_shards(trainable=tf.as_dtype(self._dtype).is_floating)",
+        "self._make_shards(trainable=self.trainable)",
         ("tests/strategies/test_sharded_weights.py -k made_frozen",),
     ),
     Fault(
