@@ -181,7 +181,7 @@ def asked(draw):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=int(os.environ.get("TOOLKIT_FUZZ_CASES", "12")), deadline=None)
+@hypothesis.settings(max_examples=int(os.environ.get("TOOLKIT_FUZZ_CASES", "5")), deadline=None)
 @hypothesis.given(asked())
 def test_every_sentence_has_the_plans_own_figures_and_recommends_what_fits(small, given):
     machine, setting, size = given

@@ -345,6 +345,7 @@ def test_a_run_goes_on_with_as_many_replicas_with_others_and_with_replicated_wei
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_weights_are_swapped_with_their_averages(four_devices):
     def trained(strategy):
         model = small(strategy)

@@ -155,7 +155,7 @@ KINDS = {
 # Under a strategy nothing is saved, and all are read again: one of each sort that Keras has iterators of its own for.
 CASES = [(kind, 1) for kind in KINDS] + [(kind, 2) for kind in ("tensors", "unknown length", "endless", "a generator")]
 # Kinds that most people train with; the others differ in what they read.
-SHORT = {("noisy", 1), ("tensors", 1), ("endless", 2), ("a PyDataset", 1), ("a generator", 1), ("arrays", 1)}
+SHORT = {("noisy", 1), ("tensors", 1), ("a generator", 1), ("arrays", 1)}
 MARKS = dict.fromkeys(CASES, pytest.mark.long) | dict.fromkeys(SHORT, ()) | {("tensors", 2): pytest.mark.versions}
 MARKED = [pytest.param(*case, marks=MARKS[case]) for case in CASES]
 # Where it is stopped: in the midst of a later epoch, and at the end of one.

@@ -68,6 +68,7 @@ OF_NUMBERS = drawn.Model(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_squares_of_what_is_nothing_but_rounding_are_the_same():
     """Behind a batch of two that is normalised no gradient is left."""
     layers = (("batch normalisation",), ("alpha",))

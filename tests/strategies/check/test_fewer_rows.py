@@ -60,6 +60,7 @@ def test_the_first_rows_are_compared_and_nothing_of_the_script_changes(caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_batches_of_a_script_s_own_too(caplog):
     caplog.set_level(logging.INFO, "toolkit")
     built(mirrored()).train_on_batch(X[:13], Y[:13])
