@@ -110,7 +110,6 @@ def test_killed_and_resumed_ends_with_the_same_bits(recipe, tmp_path, undisturbe
 
 @pytest.mark.first
 @pytest.mark.slow
-@pytest.mark.long
 def test_a_damaged_checkpoint_is_passed_over_aloud(recipe, tmp_path, undisturbed):
     shutil.copytree(undisturbed[0], tmp_path / "run")
     flags = (*SMALL, f"--run_dir={tmp_path / 'run'}")
