@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-# Found in place of a number.
+# How a value that is no number is refused, by what it should be.
 NEEDS = {"int": "it needs a whole number", "float": "it needs a number"}
 
 

@@ -37,9 +37,8 @@ _LOG = logging.getLogger(__name__)
 _FIRST = 4  # Steps that trace, compile and allocate. The profiled steps end before speed is measured.
 _STEPS = 5
 STEP = "toolkit_step"  # The name of the profiler's Trace around each step.
-END = (
-    "toolkit_end"  # Of one where a step's time ends: the next begins, or the callbacks of an epoch's last one are over.
-)
+# Of one where a step's time ends: the next begins, or the callbacks of an epoch's last one are over.
+END = "toolkit_end"
 _INPUT = "IteratorGetNextOp::DoCompute"
 _COLLECTIVES = ("Collective", "NcclAllReduce", "ncclDevKernel", "ncclKernel")
 _DEVICE_PLANE = "/device:GPU"

@@ -39,7 +39,7 @@ _ANOTHER = "another worker makes another call meanwhile"
 _LATE, _OTHER = "timed out waiting for other workers", re.compile(r"Collective instance \d+ expected type")
 _LENGTHS = (256, 4096, 65536)
 _CHUNK = 1 << 20  # Bytes broadcast at once. The exchange of as many needs some times their memory.
-_PATIENCE = 600.0  # Seconds for which a broadcast waits: the chief may read it from a slow disk.
+PATIENCE = 600.0  # Seconds for which processes wait for one that reads from a slow disk or writes to it.
 _BARRIER, _BROADCAST = 1_000_003, 1_000_019  # Far from TensorFlow's keys, which count from 1.
 
 
@@ -93,7 +93,7 @@ def _broadcast_chunk(strategy: tf.distribute.Strategy, content: np.ndarray) -> N
         "group_size": processes(strategy),
         "group_key": _BROADCAST,
         "instance_key": count,  # TensorFlow keeps the shape of each key for ever.
-        "timeout_seconds": _PATIENCE,
+        "timeout_seconds": PATIENCE,
     }
     if is_chief(strategy):
         sent = np.zeros(count, np.int64)

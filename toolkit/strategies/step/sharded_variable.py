@@ -19,11 +19,10 @@ import tensorflow as tf
 
 from toolkit.errors import StrategyError
 from toolkit.strategies.mesh import Layout, mesh_of
-from toolkit.strategies.processes.agreement import is_chief, meeting, process_index, processes
+from toolkit.strategies.processes.agreement import PATIENCE, is_chief, meeting, process_index, processes
 from toolkit.strategies.step.collectives import all_gather, gather_anywhere, reduce_scatter, replica_id_and_count
 
 _GROUP = 1_000_009  # Far from TensorFlow's keys, which count from 1.
-_PATIENCE = 600.0  # Seconds in which the others must read the same variable: the chief may write it to a slow disk.
 
 
 class ReadTogether(keras.Variable):
@@ -135,7 +134,7 @@ def gathered(own: list[np.ndarray], strategy: tf.distribute.Strategy) -> np.ndar
             # TensorFlow keeps the shape and dtype of each key for ever, 1.2 KiB each: a key for each read would leak.
             instance_key=zlib.crc32(f"{sent.dtype.name} {sent.shape}".encode()) % (2**31 - 1),
             ordering_token=[],
-            timeout_seconds=_PATIENCE,
+            timeout_seconds=PATIENCE,
         )
     return everybodys.numpy()
 
